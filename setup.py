@@ -5,7 +5,7 @@ from zlib import crc32
 
 from setuptools import Extension, setup
 
-SOURCES = sorted(str(path) for path in Path("asyncrl/core").glob("*.c"))
+SOURCES = sorted(str(path) for path in Path("asyncrl/core").glob("[a-z]*.c"))
 CHECKSUM = crc32(b"".join(Path(source).read_bytes() for source in SOURCES))
 
 setup(

@@ -16,10 +16,10 @@ from asyncrl.runtime.threads import request_one_thread
 
 COMMANDS = {
     "train": "train with any algorithm, including your own: asyncrl train my_package.my_algorithm",
-    "list": "the algorithms, where each sends its experience, and the backends that run it",
+    "list": "list the algorithms, where each sends its experience, and which backends can run it",
     "plot": "draw learning curves of runs in one figure",
     "evaluate": "play evaluation episodes with the agent of a run",
-    "watch": "a film of the agent with its policy and values, or a live view of a run",
+    "watch": "film an agent with its policy and values, or show a live view of a run",
     "enjoy": "the same as watch",
     "report": "compare runs on a single HTML page",
     "export": "export an agent as an ONNX model, a torch program or weights",
@@ -50,7 +50,7 @@ def run(words: Sequence[str]) -> int:
         print_line(
             fitted("`asyncrl COMMAND --help` lists the options; `python -m asyncrl COMMAND` is the same command.", 0)
         )
-        print_line("`asyncrl --version` says which this is.")
+        print_line("`asyncrl --version` prints the version.")
         return 0
     if words[0] == "--version":
         from asyncrl.commands.program import version
@@ -59,8 +59,8 @@ def run(words: Sequence[str]) -> int:
         return 0
     if words[0] not in ALGORITHMS | COMMANDS:
         near = difflib.get_close_matches(words[0].lower(), ALGORITHMS | COMMANDS, n=1)
-        remedy = f"perhaps you meant {near[0]}" if near else f"there are {', '.join(ALGORITHMS | COMMANDS)}"
-        print_line(f"asyncrl: error: no command {words[0]!r}; {remedy}", error=True)
+        remedy = f"perhaps you meant {near[0]}" if near else f"the commands are {', '.join(ALGORITHMS | COMMANDS)}"
+        print_line(f"asyncrl: error: there is no command {words[0]!r}; {remedy}", error=True)
         return 2
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # while the command is imported, as in asyncrl/__init__.py

@@ -42,7 +42,7 @@ class A2C(a3c.A3C):
         max_gradient_norm: float = 0.5
         """Scale gradients with a larger L2 norm down to this norm; 0: never."""
         entropy_weights: tuple[float, ...] = (0.01,)
-        """beta: weight of the policy's entropy; the first of several counts."""
+        """beta: weight of the policy's entropy; if several are given, only the first is used."""
 
     def loss(self, rollout: Rollout) -> tuple[Tensor, Metrics]:
         """The mean over T steps of E environments."""

@@ -1,8 +1,8 @@
-"""What an algorithm is: a class in a file of its own. `asyncrl.actor_critic` and `asyncrl.action_value` have what the
-package's own share.
+"""What an algorithm is: a class in a file of its own. `asyncrl.actor_critic` and `asyncrl.action_value` contain what
+the algorithms of this package share.
 
-A class says in its attributes where its experience goes and what it needs, has its settings as a nested `Config`, and
-defines `loss`. To change an algorithm, derive from it. Nothing is registered.
+The attributes of the class say where its experience goes and what it needs, its nested `Config` holds its settings, and
+it defines `loss`. To change an algorithm, derive from it. Nothing is registered.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Who: TypeAlias = Literal["worker", "learner", "evaluator"]
 class Algorithm:
     """One copy of the network, and what its owner does with it: a worker, a learner or the evaluator.
 
-    A class of one's own has at least `make_network`, `act` and `loss`, or derives from one that has them.
+    Your own class defines at least `make_network`, `act` and `loss`, or derives from one that does.
     """
 
     experience: ClassVar[str] = GRADIENT
@@ -50,7 +50,7 @@ class Algorithm:
     takes_continuous: ClassVar[bool] = False
     """Whether actions may be vectors."""
     takes_discrete: ClassVar[bool] = True
-    """Whether actions may be numbers of choices."""
+    """Whether actions may be discrete choices."""
     private_copy: ClassVar[bool] = True
     """Whether a worker acts with its own copy theta', or on theta itself while others write it."""
     looks_ahead: ClassVar[bool] = False
@@ -155,13 +155,13 @@ def load(name: str) -> type[Algorithm]:
         if near := difflib.get_close_matches(name.lower(), ALGORITHMS, 1, 0.7):
             raise UsageError(f"there is no algorithm {name!r}; perhaps you meant {near[0]}")
         raise UsageError(
-            f"there is no algorithm {name!r}: the package's own are {', '.join(ALGORITHMS)}; your own is given by "
-            "its module, which must be installed or on PYTHONPATH"
+            f"there is no algorithm {name!r}: asyncrl has {', '.join(ALGORITHMS)}; name your own by its module, "
+            "which must be installed or on PYTHONPATH"
         )
     algorithm = algorithm_of(name)
     if algorithm.experience not in (GRADIENT, IN_STEP, QUEUE, MEMORY):
         kinds = ", ".join(map(repr, (GRADIENT, IN_STEP, QUEUE, MEMORY)))
-        raise UsageError(f"{name}: experience is {kinds}, not {algorithm.experience!r}")
+        raise UsageError(f"{name}: experience must be one of {kinds}, not {algorithm.experience!r}")
     return algorithm
 
 

@@ -47,7 +47,7 @@ class ApeX(ActionValueMethod):
         """Ape-X: one learner samples from one memory by priority (Horgan et al. 2018)."""
 
         exploration: Literal["drawn", "ladder", "boltzmann", "equal"] = "ladder"
-        """How workers differ: final epsilon drawn per worker, Ape-X's ladder, temperatures, or not at all."""
+        """How exploration differs: final epsilon drawn per worker, Ape-X's ladder, temperatures, or not at all."""
         double_q: bool = True
         """Let theta choose the action that theta^- values (van Hasselt et al. 2016)."""
         dueling: bool = True

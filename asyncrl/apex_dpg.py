@@ -88,7 +88,7 @@ class ReplayActorCritic(nn.Module):
         super().__init__()
         self.box = Box(spaces.action_low, spaces.action_high)
         if not self.box.bounded.all():
-            raise UsageError(f"{config.env_id} has actions without bounds, to which none can be scaled")
+            raise UsageError(f"{config.env_id} has unbounded actions; this algorithm scales actions to bounds")
         widths = config.hidden_sizes or WIDTHS
         self.policy_trunk, self.value_trunk = (
             Trunk(make_body(config.network, (), spaces, config.normalize_observations)) for _ in range(2)
@@ -159,22 +159,22 @@ class ApeXDPG(Algorithm):
         """Ape-X DPG: a deterministic policy from a shared memory (Horgan et al. 2018)."""
 
         critic_sizes: tuple[int, ...] = limited((), 1, 100_000)
-        """Widths of the critic's hidden layers, if they are others than the policy's."""
+        """Widths of the critic's hidden layers, if different from the policy's."""
         activation: Literal["relu", "tanh"] = "relu"
-        """What follows each hidden layer."""
+        """Activation after each hidden layer."""
         n_step: int = 5
         """Steps of a transition, after which its return bootstraps."""
         target_interval_updates: int = 100
         """Updates between refreshes of the target network."""
         noises: tuple[float, float] = limited((0.1, 0.4), 0)
-        """Smallest and largest deviation of the actors' noise, in half widths; theirs are even on a log scale."""
+        """Smallest and largest deviation of the actors' noise, in half widths; spaced evenly on a log scale."""
         slope_clip: float = limited(1.0, 0)
         """Clip each component of the gradient of q by an action to [-x, x]; 0: do not clip."""
 
         def check(self) -> None:
             """Raise UsageError for the first impossible value."""
             super().check()
-            self._require("noises", self.noises[0] <= self.noises[1], "must be smallest first")
+            self._require("noises", self.noises[0] <= self.noises[1], "must be in ascending order")
 
     config: Config
     network: DeterministicActorCritic

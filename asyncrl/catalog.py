@@ -1,6 +1,6 @@
 """The names of algorithms: the package's own are the modules beside this one that are commands; nothing is registered.
 
-An algorithm of one's own is named by its module, my_package.my_module, or with its class, my_package.my_module:Mine.
+Your own algorithm is named by its module, my_package.my_module, or by module and class, my_package.my_module:Mine.
 """
 
 from __future__ import annotations

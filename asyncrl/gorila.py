@@ -48,9 +48,9 @@ class Gorila(ActionValueMethod):
         layout: Literal["unbundled", "bundled"] = "unbundled"
         """unbundled: workers act, learners sample all their steps. bundled: each worker learns from its own steps."""
         learners: int = limited(1, 1, 1_000)
-        """unbundled: number of learners, which update theta without waiting for each other; on hosts, of each host."""
+        """unbundled: number of learners, which update theta without waiting for each other; with hosts, per host."""
         push: Literal["exchange", "every-update"] = "every-update"
-        """Ray backend: hosts send changes of parameters now and then, or each gradient as it comes (Gorila's)."""
+        """Ray backend: hosts send parameter changes now and then, or each gradient as it is computed (as in Gorila)."""
 
         def check(self) -> None:
             """Raise UsageError for the first impossible value."""

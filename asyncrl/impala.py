@@ -42,17 +42,17 @@ class Impala(ActorCriticMethod):
         """IMPALA: free-running actors, one learner, V-trace (Espeholt et al. 2018)."""
 
         gae_lambda: float = 1.0
-        """lambda of V-trace: 1 looks as far as the rollout goes."""
+        """lambda of V-trace; 1 uses the whole rollout."""
         entropy_weights: tuple[float, ...] = (0.003,)
-        """beta: weight of the policy's entropy; the first of several counts."""
+        """beta: weight of the policy's entropy; if several are given, only the first is used."""
         rho_bar: float = limited(1.0, above=0)
-        """Most that a step's importance weight counts in the error of its value."""
+        """Upper bound on the importance weight of a step's value error."""
         c_bar: float = limited(1.0, above=0)
-        """Most that it counts in how far errors are carried back."""
+        """Upper bound on the importance weights with which errors are carried back to earlier steps."""
         queue_length: int = limited(2, 1, 10_000)
-        """Rollouts of each actor that may wait for the learner; then the actor waits."""
+        """Rollouts of each actor that may wait for the learner; beyond that the actor waits."""
         batch_rollouts: int = limited(0, 0, 100_000)
-        """Most rollouts of one update, of what is there; 0: as many as there are workers."""
+        """Maximum number of waiting rollouts used for one update; 0: as many as there are workers."""
 
         def check(self) -> None:
             """Raise UsageError for the first impossible value."""

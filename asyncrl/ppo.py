@@ -54,13 +54,13 @@ class PPO(ActorCriticMethod):
         max_gradient_norm: float = 0.5
         """Scale gradients with a larger L2 norm down to this norm; 0: never."""
         entropy_weights: tuple[float, ...] = (0.01,)
-        """beta: weight of the policy's entropy; the first of several counts."""
+        """beta: weight of the policy's entropy; if several are given, only the first is used."""
         normalize_advantages: bool = True
         """Scale the advantages of a minibatch to mean 0 and standard deviation 1."""
         epochs: int = limited(4, 1, 10_000)
         """Passes over each batch (K)."""
         minibatches: int = 4
-        """Parts of a batch, shuffled in each pass, each for one update. With an LSTM they are of whole sequences."""
+        """Parts of a batch, shuffled in each pass, one update each. With an LSTM they consist of whole sequences."""
         clip: float = limited(0.1, above=0)
         """epsilon: how far the ratio of probabilities may be from 1."""
         anneal_clip: bool = True
@@ -81,7 +81,7 @@ class PPO(ActorCriticMethod):
             if not self.lstm_cells:
                 most = steps // self.fewest
                 self._require(
-                    "minibatches", self.minibatches <= most, f"must be 1 to {most}: one step is not normalized"
+                    "minibatches", self.minibatches <= most, f"must be 1 to {most}: one step cannot be normalised"
                 )
 
     config: Config

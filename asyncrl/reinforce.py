@@ -62,7 +62,7 @@ class Reinforce(ActorCriticMethod):
         """REINFORCE: the policy gradient of whole episodes (Williams 1992)."""
 
         t_max: int = 1000
-        """Longest piece of an episode that is learnt from at once; what follows does not count for its returns."""
+        """Longest part of an episode used for one update; later rewards do not count towards its returns."""
         max_gradient_norm: float = 0.5
         """Scale gradients with a larger L2 norm down to this norm; 0: never."""
         gae_lambda: float = 1.0

@@ -157,7 +157,7 @@ class SAC(Algorithm):
         learning_rate: float = 3e-4
         """Learning rate (eta) of policy, critics and temperature at the first step."""
         warmup_steps: int = 10_000
-        """Steps in the memory before learning starts, with random actions in the run's first ones."""
+        """Steps in the memory before learning starts; actions in the run's first steps are random."""
         replay_ratio: float = 1.0
         """Updates per step after the warm-up, kept by making actors or learner wait."""
         priority_exponent: float = 0.0
@@ -169,9 +169,9 @@ class SAC(Algorithm):
         temperature: float = limited(1.0, above=0)
         """alpha at the first step: weight of the policy's entropy."""
         learn_temperature: bool = True
-        """Change alpha so that the entropy comes near --target-entropy."""
+        """Adapt alpha so that the entropy approaches --target-entropy."""
         target_entropy: float = -1.0
-        """Entropy wanted for each component of an action, in half widths of its box (H)."""
+        """Target entropy (H) for each component of an action, in half widths of its box."""
 
     config: Config
     network: SoftActorCritic

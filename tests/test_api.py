@@ -241,7 +241,7 @@ def test_a_run_that_broke_raises_its_reason_with_the_traceback(tmp_path: Path) -
         ("a4c", {}, "there is no algorithm 'a4c'"),
         ("PPO", {}, "there is no algorithm 'PPO'; perhaps you meant ppo"),
         ("a3c", {"n_steps": 128}, "there is no setting n_steps; perhaps you meant t_max"),
-        ("a3c", {"buffer_size": 128}, "there is no setting buffer_size; other algorithms have it as memory_steps"),
+        ("a3c", {"buffer_size": 128}, "there is no setting buffer_size; other algorithms call it memory_steps"),
         ("a3c", {"worker": 2}, "there is no setting worker; perhaps you meant workers"),
         ("a3c", {"workers": "two"}, "workers takes a whole number, got 'two'"),
         ("a3c", {"workers": 2.5}, "workers takes int, got 2.5"),
@@ -335,7 +335,7 @@ def test_a_file_has_the_settings_that_are_not_given_as_on_the_command_line(tmp_p
     words = ["--config", str(tmp_path / "mine.toml"), "--workers", "3", "--lr", "0.5", "--env-kwargs", "--quiet"]
     assert config == configure("asyncrl.a3c", words).config
     assert (config.workers, config.envs_per_worker, config.stop_at_score, config.env_kwargs) == (3, 2, None, ())
-    with pytest.raises(asyncrl.UsageError, match="has settings of a3c, not of ppo"):
+    with pytest.raises(asyncrl.UsageError, match="has settings for a3c, not for ppo"):
         asyncrl.train("ppo", config=tmp_path / "mine.toml")
     (tmp_path / "mine.toml").write_text('algorithm = "a3c"\nworkers = "two"')
     with pytest.raises(asyncrl.UsageError, match="workers takes a whole number, got 'two'"):
@@ -757,7 +757,7 @@ def test_observations_and_actions_of_several_parts_are_acted_in_as_they_are(
     assert together.shape == (5, 2)
     if algorithm == "n_step_q":  # the others draw
         np.testing.assert_array_equal(together, [policy.act(one)[0] for one in seen])
-    with pytest.raises(asyncrl.UsageError, match="it has the parts lamp, level"):
+    with pytest.raises(asyncrl.UsageError, match="it must have the parts lamp, level"):
         policy.act({"lamp": 1})
     with pytest.raises(asyncrl.UsageError, match="have different numbers of environments"):
         policy.act(batch | {"lamp": 1})
@@ -772,7 +772,7 @@ def test_what_is_no_observation_is_refused(cartpole: asyncrl.Run) -> None:
     with pytest.raises(asyncrl.UsageError, match="contains NaN"):
         policy.act([0.0, np.nan, 0.0, 0.0])
     _, state = policy.act(np.zeros((2, 4)))
-    with pytest.raises(asyncrl.UsageError, match="the state is of 2 environments, the observations are of 3"):
+    with pytest.raises(asyncrl.UsageError, match="the state is for 2 environments, the observations are for 3"):
         policy.act(np.zeros((3, 4)), state)
     with pytest.raises(asyncrl.UsageError, match="no such checkpoint"):
         asyncrl.load(cartpole, checkpoint="none")

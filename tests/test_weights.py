@@ -70,13 +70,13 @@ def test_a_run_begins_with_the_weights_of_another(tmp_path: Path, source: asyncr
 def test_one_line_says_what_was_taken_and_what_not(tmp_path: Path, source: asyncrl.Run) -> None:
     """Another environment with other observations and actions, another method, other layers, a target network."""
     weights = best_of(source).parameters
-    at = rf"weights from {re.escape(str(source.path))} \(best checkpoint, step [\d,]+\): took "
+    at = rf"weights from {re.escape(str(source.path))} \(best checkpoint, step [\d,]+\): loaded "
     fresh, _ = begun(tmp_path, "a3c", run_name="f")
     assert {name for name in changed(fresh, weights) if "weight" in name} == {n for n in weights if "weight" in n}
 
     same, (line,) = begun(tmp_path, "a3c", load=source.path, run_name="a")
     assert changed(same, weights) == set()
-    assert re.fullmatch(at + r"trunk.body.linear.0, trunk.body.linear.1, policy, value; normalisation too", line)
+    assert re.fullmatch(at + r"trunk.body.linear.0, trunk.body.linear.1, policy, value; normalisation loaded too", line)
     assert torch.equal(
         same.handles.moments.state()["observation_moments"], best_of(source).tensors["observation_moments"]
     )
@@ -84,15 +84,15 @@ def test_one_line_says_what_was_taken_and_what_not(tmp_path: Path, source: async
     other, (line,) = begun(tmp_path, "a3c", env_id="Acrobot-v1", load=source.path, run_name="b")
     assert {n.rpartition(".")[0] for n in changed(other, weights)} == {"trunk.body.linear.0", "policy"}
     assert re.fullmatch(
-        at + r"trunk.body.linear.1, value; not trunk.body.linear.0 \(64 x 6 here, 64 x 4 there\), "
-        r"policy \(3 x 64 here, 2 x 64 there\); normalisation begins anew for another environment",
+        at + r"trunk.body.linear.1, value; skipped trunk.body.linear.0 \(64 x 6 here, 64 x 4 there\), "
+        r"policy \(3 x 64 here, 2 x 64 there\); normalisation starts afresh for a different environment",
         line,
     )
     assert float(other.handles.moments.state()["observation_moments"][0]) == 0
 
     values, (line,) = begun(tmp_path, "n_step_q", load=source.path, run_name="c")
     assert changed(values, weights) == {"head.weight", "head.bias"}
-    assert "; not head (not there); no place for policy, value; " in line
+    assert "; skipped head (not in the checkpoint); unused: policy, value; " in line
     target = name_parameters(values.handles.store.state()["target"], values.spec.layout)
     assert torch.equal(target["trunk.body.linear.0.weight"], weights["trunk.body.linear.0.weight"])
 

@@ -41,15 +41,15 @@ def train(
     `algorithm` is "a3c" or another of the package's names, your own class, or the name of its module. `settings` are
     fields of its Config; the others default as in `python -m asyncrl.a3c`. `config` is a file with settings, like the
     command's `--config`: a run's config.json, its folder, or TOML. It may also name the algorithm, and `settings`
-    override it. Or `config` is a complete Config, which no preset changes. With `quiet` False the call prints what the
-    command prints. With `trust`, everything is imported that the folder behind `config` or `resume` names, whoever made
-    it.
+    override it. `config` may also be a complete Config, which no preset changes. With `quiet` False the call prints
+    what the command prints. With `trust`, all code named by the folder behind `config` or `resume` is imported, whoever
+    created that folder.
 
     `callback` is an `asyncrl.Callback` or a list of them. `on_evaluation` is called with each evaluation, `on_progress`
-    every two seconds. If one returns False, the run stops in order. If one raises, the run stops in order and the
+    every two seconds. If one returns False, the run stops cleanly. If one raises, the run stops cleanly and the
     exception propagates.
 
-    Ctrl-C, or another signal that asks to stop, stops the run in order and is then handled as before the call: Ctrl-C
+    Ctrl-C, or another signal that asks to stop, stops the run cleanly and is then handled as before the call: Ctrl-C
     raises KeyboardInterrupt. Raises UsageError before anything is created or started, and RunFailed if the run broke.
     """
     signals, calls = Signals(), None

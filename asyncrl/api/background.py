@@ -34,9 +34,9 @@ def training(
 ) -> Training:
     """Start to train in the background, and return when the workers are running.
 
-    Iterate over the result to get each evaluation as it is made, until the run has ended; its `run` is then what
+    Iterate over the result to get each evaluation as it finishes, until the run has ended; its `run` is then what
     `train` would have returned. Arguments and errors are those of `train`. RunFailed is raised where you wait for the
-    run, and so is what a callback has raised; callbacks are called in the thread that supervises the run.
+    run, as is any exception from a callback; callbacks are called in the thread that supervises the run.
 
         with asyncrl.training("ppo", env_id="CartPole-v1") as training:
             for evaluation in training:
@@ -50,7 +50,7 @@ def training(
 class Training(Iterator[Evaluation]):
     """A run in the background. Iterating over it yields its evaluations as they are made, until the run has ended.
 
-    A thread of this process supervises the run; no signal reaches it. The run stops in order on `stop`, at the end of a
+    A thread of this process supervises the run; no signal reaches it. The run stops cleanly on `stop`, at the end of a
     `with` block, on Ctrl-C while you wait for it, at the end of the program, and when this object is deleted, for
     example after `break` in `for evaluation in asyncrl.training(...)`. During the run the environment variables of
     numerical libraries ask for one thread.
@@ -80,7 +80,7 @@ class Training(Iterator[Evaluation]):
             return self._thread.ended.result()
 
     def stop(self) -> Run:
-        """Stop the run in order, with a last checkpoint, and return it. Raises RunFailed if it broke."""
+        """Stop the run cleanly, with a last checkpoint, and return it. Raises RunFailed if it broke."""
         self._thread.end()
         return self.run
 

@@ -36,7 +36,7 @@ class Callback:
     """Follows a run. Derive from it, override what you need, and pass objects to `train(callback=...)`.
 
     All methods are called in the process that called `train`, one after the other. If one returns False, the run stops
-    in order, as after `run.stop()`. If one raises, the run stops in order and the exception propagates.
+    cleanly, as after `run.stop()`. If one raises, the run stops cleanly and the exception propagates.
     """
 
     def on_begin(self, run: Running) -> Any:
@@ -46,13 +46,13 @@ class Callback:
         """There is new progress: every two seconds, and at the end."""
 
     def on_episode(self, run: Running, episode: Episode) -> Any:
-        """A training episode has ended; known when its worker's next row of records is read, seconds later."""
+        """A training episode has ended. Called when its worker's next row of records is read, seconds later."""
 
     def on_evaluation(self, run: Running, evaluation: Evaluation) -> Any:
         """The policy has been evaluated."""
 
     def on_end(self, run: Running) -> Any:
-        """The run has ended, in whichever way; called once if `on_begin` was."""
+        """The run has ended, for whatever reason. Called once if `on_begin` was called."""
 
 
 class Running:
@@ -75,11 +75,11 @@ class Running:
         return self._monitor.run.handles.clock.steps
 
     def stop(self, reason: str = "") -> None:
-        """Stop the run in order, with a last checkpoint; `reason` is written down as the reason of its end."""
+        """Stop the run cleanly, with a last checkpoint; `reason` is recorded as the reason why it ended."""
         self._signals.ask(reason)
 
     def record(self, name: str, value: float) -> None:
-        """Record a number at the present step: in TensorBoard, in trackers, and as an event in supervisor.jsonl.
+        """Record a number at the current step: in TensorBoard, in trackers, and as an event in supervisor.jsonl.
 
         Raises UsageError once the run has ended.
         """
@@ -90,7 +90,7 @@ class Running:
     def save(self) -> Path | None:
         """Save a checkpoint now, and return its folder. Later ones replace it: copy it to keep it.
 
-        None, and nothing is saved, in the middle of a learner's update. Raises NotSaved if the disk is full.
+        In the middle of a learner's update nothing is saved and None is returned. Raises NotSaved if the disk is full.
         """
         folder = self._monitor.run.spec.folder.checkpoints
         return checkpoints.find(folder)[-1] if self._monitor.save_checkpoint() else None

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def describe_run(path: Path, state: str, best_score: float | None) -> str:
-    """Algorithm, environment, steps, best score and folder, as far as the folder is still there to tell."""
+    """Algorithm, environment, steps, best score and folder, as far as the folder still exists."""
     what, steps = "a folder that cannot be read", ""
     try:
         stored: Any = json.loads(RunFolder(path).config_file.read_bytes())

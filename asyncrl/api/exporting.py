@@ -213,7 +213,7 @@ def read_onnx(file: Path) -> Decide:
 
 
 class ComparedAgent:
-    """An agent whose every step is compared with what a file made from it says to the same observations and state."""
+    """An agent whose every step is compared with its exported file, given the same observations and state."""
 
     def __init__(self, loaded: Loaded, model: ExportedAgent, decide: Decide) -> None:
         self._loaded, self._model, self._decide = loaded, model, decide
@@ -224,8 +224,8 @@ class ComparedAgent:
 
     def __str__(self) -> str:
         return (
-            f"{self.actions:,} of {self.observations:,} actions the same as the agent's, "
-            f"numbers within {self.difference:.0e}"
+            f"{self.actions:,} of {self.observations:,} actions match the agent's, "
+            f"other outputs differ by at most {self.difference:.0e}"
         )
 
     @property

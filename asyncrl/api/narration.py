@@ -100,13 +100,13 @@ def conclusion(run: Run, outcome: Outcome, summary: Summary) -> list[str]:
 
 def missing(summary: Summary) -> str:
     """What could not be written, in one line; empty if nothing."""
-    units = {"records": "rows of records", "TensorBoard": "events of TensorBoard"}
+    units = {"records": "record rows", "TensorBoard": "TensorBoard events"}
     counts = {name: count for name, count in summary.unwritten.items() if count}
     if not counts:
         return ""
     status = ["status.json"] if counts.pop("status.json", 0) else []
-    parts = [f"{count:,} {units.get(name, f'calls of {name}')}" for name, count in counts.items()] + status
+    parts = [f"{count:,} {units.get(name, f'{name} calls')}" for name, count in counts.items()] + status
     line = f"could not be written: {', '.join(parts)}" + (f" ({summary.trouble})" if summary.trouble else "")
     if summary.unrecorded["steps"]:
-        line += f"; {summary.unrecorded['steps']:,} steps are in no row of a worker"
+        line += f"; {summary.unrecorded['steps']:,} steps are in no worker's records"
     return line

@@ -53,7 +53,7 @@ class Loaded:
     agent: Agent
     """Acts as in the run's evaluations, unless another policy was asked for."""
     normalizer: Normalizer | None
-    """Makes of observations what the agent takes; None: it takes them as they are."""
+    """Normalises observations for the agent; None: it takes them as they are."""
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,7 @@ def outputs_of(network: Any, spaces: Spaces, observations: Tensor, state: State)
         q, state = network.values_at(observations, state)
         return {"action": best_of(q), "q": q, "value": q.amax(-1)}, state
     if not hasattr(network, "policy_at"):
-        raise UsageError(f"{type(network).__name__} needs a method policy_at or values_at for this")
+        raise UsageError(f"{type(network).__name__} must define policy_at or values_at to be filmed or exported")
     policy, values, states = network(observations[None], state)
     after = None if states is None else tuple(part[0] for part in states)
     value = {} if hasattr(network.value, "baseline") else {"value": values[0]}  # REINFORCE's is no value of a state
@@ -215,10 +215,10 @@ def load_checkpoint(folder: RunFolder, name: str) -> Checkpoint:
         checkpoint, skipped = checkpoints.load_newest(folder.checkpoints, "best" if name == "best" else "step")
     except BadCheckpoint as error:
         if name == "best" and not checkpoints.find(folder.checkpoints, "best") and checkpoints.find(folder.checkpoints):
-            none = f"{folder.path} has no best checkpoint, as no evaluation has ended; give"
+            none = f"{folder.path} has no best checkpoint because no evaluation has finished; use"
             raise UsageError(f'{none} checkpoint="newest"', f"{none} --checkpoint newest") from None
         there = [path.name for kind in ("step", "best") for path in checkpoints.find(folder.checkpoints, kind)]
-        raise UsageError(f"{error}; there are {', '.join(there) or 'none'}") from None
+        raise UsageError(f"{error}; available: {', '.join(there) or 'none'}") from None
     for line in skipped:
         print_line(line, error=True)
     return checkpoint

@@ -98,7 +98,7 @@ class Policy:
         if state is None:
             state = self._first(len(batch))
         elif len(state.seen) != len(batch):
-            raise UsageError(f"the state is of {len(state.seen)} environments, the observations are of {len(batch)}")
+            raise UsageError(f"the state is for {len(state.seen)} environments, the observations are for {len(batch)}")
         seen = self._encoded(batch, state.seen)
         with torch.inference_mode():
             observations = torch.from_numpy(seen)
@@ -178,7 +178,7 @@ def load(
 
     `checkpoint` is "best", "newest" or a checkpoint's name; `greedy` None means as in the run's own evaluations; `seed`
     is for sampled actions. `env_id`, `env_kwargs` and `network`, as `train` takes them, replace the run's own, which
-    another program may have handed over. What somebody else's folder names is imported only with `trust`. Raises
+    another program may have handed over. Code named by somebody else's folder is imported only with `trust`. Raises
     UsageError.
     """
     path = Path(run)

@@ -1,4 +1,4 @@
-"""From the settings that a program or a command line gives to a run that can be made."""
+"""Resolves the settings that a program or a command line gives into a run that can be started."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class Request:
         """The preset that was given, or "long" for a run that is meant to be so. Raises UsageError."""
         has_long = method.table("long", spaces) is not None
         if first.preset == "long" and not has_long:
-            raise UsageError(f"preset: {catalog.name_of(self.algorithm)} has none for long runs in {first.env_id}")
+            raise UsageError(f"{catalog.name_of(self.algorithm)} has no preset long for {first.env_id}")
         given = self.settings
         open_end = "preset" not in given and first.stop_at_score is None and not first.max_seconds
         return "long" if has_long and open_end and given.get("total_steps", 0) >= LONG_STEPS else first.preset
@@ -152,7 +152,7 @@ def request_for(
     there = stored.usable_algorithm(permission) if stored.algorithm else ""
     name = _name(algorithm or there)
     if there not in ("", name):
-        raise UsageError(f"{stored.path} has settings of {catalog.name_of(there)}, not of {catalog.name_of(name)}")
+        raise UsageError(f"{stored.path} has settings for {catalog.name_of(there)}, not for {catalog.name_of(name)}")
     cls = load(name).Config
     kept = own_names(stored.usable_config(permission, trains=True))
     replaced = told_otherwise(given)

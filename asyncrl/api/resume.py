@@ -79,7 +79,7 @@ def differences(stored: RunConfig, config: RunConfig) -> list[str]:
     if config.load != stored.load:
         raise UsageError("--load is for a new run: a run that is resumed has its own weights")
     if config.preset != stored.preset:
-        raise UsageError(f"--preset is for a new run: this one began with {stored.preset}; give the settings to change")
+        raise UsageError(f"--preset is for a new run: this one began with {stored.preset}; give the settings instead")
     before, after = to_plain(stored), to_plain(config)
     names = [name for name in after if name not in ("resume", "quiet") and before[name] != after[name]]
     return [f"changed on resume: {flag(name)} {before[name]} -> {after[name]}" for name in names]

@@ -45,9 +45,9 @@ def taken_from(
     moments, why = _moments(plan, checkpoint)
     unused = ", ".join(sorted(there.keys() - here.keys()))
     say(
-        f"weights from {source} ({which}, step {checkpoint.steps:,}): took {', '.join(taken)}"
-        + (f"; not {reasons}" if reasons else "")
-        + (f"; no place for {unused}" if unused else "")
+        f"weights from {source} ({which}, step {checkpoint.steps:,}): loaded {', '.join(taken)}"
+        + (f"; skipped {reasons}" if reasons else "")
+        + (f"; unused: {unused}" if unused else "")
         + (f"; {why}" if why else "")
     )
     return mixed, moments
@@ -81,9 +81,9 @@ def _by_layer(shapes: Shapes) -> dict[str, dict[str, tuple[int, ...]]]:
 def _difference(here: Shapes, there: Shapes | None) -> str:
     """Why a layer of that network cannot be taken for this one; "" if it can."""
     if there is None:
-        return "not there"
+        return "not in the checkpoint"
     if here.keys() != there.keys():
-        return "with other parameters there"
+        return "different parameters in the checkpoint"
     different = next((name for name in here if here[name] != there[name]), None)
     return "" if different is None else f"{_size(here[different])} here, {_size(there[different])} there"
 
@@ -98,8 +98,8 @@ def _moments(plan: Plan, checkpoint: Checkpoint) -> tuple[dict[str, Tensor], str
     if not (config.normalize_observations or config.normalize_returns):
         return {}, ""
     if checkpoint.facts.get("env_id") != plan.environment.env_id:
-        return {}, "normalisation begins anew for another environment"
+        return {}, "normalisation starts afresh for a different environment"
     found = {name: checkpoint.tensors[name] for name in MOMENTS if name in checkpoint.tensors}
     if len(found) < len(MOMENTS) or found[MOMENTS[0]].shape != (1 + 2 * plan.moments_size,):
-        return {}, "normalisation begins anew: that run normalised other observations"
-    return found, "normalisation too"
+        return {}, "normalisation starts afresh: that run normalised different observations"
+    return found, "normalisation loaded too"

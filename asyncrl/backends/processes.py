@@ -123,7 +123,7 @@ class Child:
         if kind == UNKNOWN:
             return End(kind, how_it_died(process))
         if kind in (DISK_FULL, DISK_FAILS):
-            return End(kind, f"could not save a checkpoint: the disk {'is full' if kind == DISK_FULL else 'fails'}")
+            return End(kind, f"could not save a checkpoint: the disk is {'full' if kind == DISK_FULL else 'failing'}")
         try:
             text = self.folder.traceback_file(self.name).read_text(encoding="utf-8", errors="replace")
         except OSError:
@@ -352,7 +352,7 @@ def is_lost(process: BaseProcess) -> bool:
 
 def last_line(traceback: str) -> str:
     """The line of a traceback that names the exception."""
-    return (traceback.strip().splitlines() or ["something that could not be stored"])[-1]
+    return (traceback.strip().splitlines() or ["an exception that could not be stored"])[-1]
 
 
 def end(*processes: BaseProcess) -> None:

@@ -42,8 +42,8 @@ def make_place() -> None:
             util.Finalize(None, shutil.rmtree, args=(folder,), kwargs={"ignore_errors": True}, exitpriority=-100)
             return
     raise UsageError(
-        "there is no folder for a socket: neither TMPDIR nor /tmp, /var/tmp and /dev/shm can be written to with a path "
-        "short enough; set TMPDIR to a folder that can"
+        "there is no folder for a socket: TMPDIR, /tmp, /var/tmp and /dev/shm are not writable, or their paths are too "
+        "long; set TMPDIR to a writable folder with a short path"
     )
 
 

@@ -226,9 +226,9 @@ class Supervisor:
         slot.incarnation += 1
         budget = self._run.spec.config.worker_restarts
         if self._over(slot):
-            event, consequence = "lost", "at the end of the run, nobody follows"
+            event, consequence = "lost", "the run is ending, so it is not replaced"
         elif (pause := slot.lose(cause, budget, self._watch)) is None:
-            event, consequence = "gone", f"{budget} restarts within {BUDGET_SECONDS / 60:.0f} minutes are its limit"
+            event, consequence = "gone", f"its limit is {budget} restarts within {BUDGET_SECONDS / 60:.0f} minutes"
         else:
             event, consequence = "restarted", f"a replacement starts in {pause:g} s"
             # Not ENDED: those who wait for all workers to end must also wait for the successor.
@@ -249,8 +249,8 @@ class Supervisor:
         try:
             checkpoint, _ = checkpoints.load_newest(spec.folder.checkpoints, set_aside=True)
         except checkpoints.BadCheckpoint:
-            return " within an update, and there is no checkpoint to go back to"
+            return " during an update, and there is no checkpoint to restore"
         store.lose(store.updates - checkpoint.updates)
         of_others = (count - own for count, own in zip(store.counts(), store.counts(LEARNER), strict=True))
         store.restore(flat_parameters(checkpoint, spec.layout), checkpoint.tensors, Counts(*of_others))
-        return f" within an update; the parameters are those of step {checkpoint.steps} again"
+        return f" during an update; the parameters of step {checkpoint.steps} are restored"

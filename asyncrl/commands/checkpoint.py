@@ -49,17 +49,17 @@ class PlaySettings(CheckpointSettings):
     """How a checkpoint is played."""
 
     greedy: bool = False
-    """Take the best action. The default, without --greedy or --sampled, is that of the run's evaluations."""
+    """Take the best action. Without --greedy or --sampled, act as in the run's evaluations."""
     sampled: bool = False
     """Sample actions like the run's workers, as far as the evaluator can."""
     seed: int = 0
-    """Seed of environments and actions. A seed repeats its episodes; a run's own evaluations never play them."""
+    """Seed of environments and actions. Equal seeds give equal episodes; a run's own evaluations never use them."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 2**63:
             raise UsageError(f"--seed must lie between 0 and 2^63, got {self.seed}")
         if self.greedy and self.sampled:
-            raise UsageError("--greedy and --sampled exclude each other: give one of them")
+            raise UsageError("--greedy and --sampled are mutually exclusive: give only one")
 
     def play(self, run: Path, checkpoint: str = "", change: Callable[[EnvSpec], EnvSpec] = lambda spec: spec) -> Loaded:
         """The checkpoint, loaded to be played as these settings say; `change` may replace the environment."""

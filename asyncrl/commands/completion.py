@@ -23,9 +23,9 @@ SHELLS = ("bash", "zsh")
 USAGE = """usage: asyncrl completion {bash,zsh}
 
 bash: asyncrl completion bash > ~/.local/share/bash-completion/completions/asyncrl
-zsh:  asyncrl completion zsh > _asyncrl, in a folder of your fpath
+zsh:  asyncrl completion zsh > _asyncrl, in a folder on your fpath
 
-Writing the script takes seconds: do it once, and after an update."""
+Generating the script takes a few seconds: do it once, and again after each update."""
 
 
 def main(words: Sequence[str] | None = None) -> int:

@@ -123,8 +123,8 @@ class Config:
     statistics: Literal["auto", "shared", "per-worker"] = "auto"
     """Optimiser statistics of the planned run: shared, or one set per worker."""
     backend: Literal["local", "collective", "ray"] = "local"
-    """Look first at ranks (collective: those that a launcher has started with this command, or --workers here) or at
-    the machines of a Ray cluster (ray)."""
+    """First check ranks (collective: those that a launcher started with this command, or --workers ranks here) or the
+    machines of a Ray cluster (ray)."""
     address: str = ""
     """Ray backend: the cluster to check, HOST:PORT or auto; empty: RAY_ADDRESS, or a new cluster on this machine."""
     runs_dir: Path = Path("runs")
@@ -263,12 +263,12 @@ def check_environment(context: BaseContext, run: Run, config: Config) -> list[Fi
         except NoAnswer as error:
             return [Finding(check, "FAIL", str(error), remedy)]
 
-    made = "a worker's process makes it"
+    made = "a worker process can create it"
     remedy = "it must not depend on the command's own process, and no step may block"
     found = asked(partial(inspect_own, config.steps, config.seed), made, remedy)
     if found[0].check != made:
         found = [Finding(made, "ok", config.env_id), *found]
-    return found + asked(measure_speed, "speed of one worker", "fix what the checks of the environment report")
+    return found + asked(measure_speed, "speed of one worker", "fix what the environment checks report")
 
 
 def show(findings: Sequence[Finding], config: Config) -> None:

@@ -108,7 +108,7 @@ def play_all(chosen: Sequence[tuple[Path, str]], config: Config) -> list[Result]
         try:
             results.append(play_what(run, name, config))
         except UsageError as error:
-            print_line(f"left out: {run}: {error.shell}", error=True)
+            print_line(f"skipped: {run}: {error.shell}", error=True)
     if not results:
         raise UsageError("none of these runs can be played")
     return results

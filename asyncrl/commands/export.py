@@ -35,7 +35,7 @@ class Config(CheckpointSettings):
         if not files:
             raise UsageError("name a file to write: --onnx FILE, --torch FILE or --safetensors FILE")
         if len({Path(file).absolute() for file in files}) < len(files):
-            raise UsageError("--onnx, --torch and --safetensors need a file each")
+            raise UsageError("--onnx, --torch and --safetensors must name different files")
         for file in files:
             if not Path(file).absolute().parent.is_dir():
                 raise UsageError(f"{file}: there is no such folder")
@@ -47,7 +47,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def write(config: Config) -> int:
-    """Write the files and compare them; returns the exit code: 1 if one of them says something else than the agent."""
+    """Write the files and compare them; returns the exit code: 1 if one of them disagrees with the agent."""
     loaded = config.load(config.run, greedy=True)
     from asyncrl.api import exporting
 

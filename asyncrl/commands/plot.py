@@ -55,7 +55,7 @@ def draw(config: Config) -> int:
             raise UsageError("none of these runs has an evaluation yet")
         for run in runs:
             if not run.evaluations:
-                print_line(f"left out: {run.path} has no evaluations yet", error=True)
+                print_line(f"skipped: {run.path} has no evaluations yet", error=True)
         figure = draw_curves(curves, config.x, config.title, references)
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
         raise UsageError(f"the records of these runs cannot be shown: {one_line(error)}") from None

@@ -1,4 +1,4 @@
-"""What all commands have around them: mistakes in one line, exit codes, Ctrl-C."""
+"""What all commands share: one-line error messages, exit codes, Ctrl-C."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 def version() -> str:
-    """Of this package and of what its results depend on most."""
+    """The versions of this package and of what its results depend on most."""
     names = ("asyncrl", "python", "torch", "numpy", "gymnasium", "ale-py")
     return ", ".join(f"{name} {found}" for name in names if (found := versions()[name]))
 

@@ -5,7 +5,7 @@ how many minutes, steps and core-minutes. Flags after `--` go to every run:
 
     python -m asyncrl race --env-ids ALE/Pong-v5 --scores 18 --max-minutes 15
 
-An entrant is an algorithm, or one on another backend: `a3c@collective`. Runs are made one after the other, so that each
+An entrant is an algorithm, or one on another backend: `a3c@collective`. Runs follow one another, so that each
 has the machine to itself, seed by seed. A race may be stopped or killed; the same command continues it, and finished
 runs are never repeated. Another command may add entrants, seeds and environments.
 """

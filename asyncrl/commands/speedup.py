@@ -1,4 +1,4 @@
-"""`python -m asyncrl speedup`: what do more workers buy?
+"""`python -m asyncrl speedup`: how much faster is training with more workers?
 
 Trains every combination of methods, environments, numbers of workers and seeds with the ordinary commands, and reports
 three different speed-ups (docs/measuring.md): throughput (steps per second), data (steps to a reference score) and time
@@ -128,7 +128,7 @@ def check(config: Config) -> None:
     """Raise UsageError for an impossible setting."""
     if 1 not in config.workers or min(config.workers) < 1:
         raise UsageError("--workers must be positive and include 1: speed-ups are relative to one worker")
-    if min(config.total_steps) < 1:
+    if min(config.total_steps, default=0) < 1:
         raise UsageError("--total-steps must be at least 1")
     for name in ("max_seconds", "evaluation_interval_steps", "price_per_core_hour"):
         if getattr(config, name) < 0:
@@ -138,7 +138,7 @@ def check(config: Config) -> None:
     if config.reference_evaluations < 1:
         raise UsageError(f"--reference-evaluations must be at least 1, got {config.reference_evaluations}")
     if config.stop_at_reference and config.reference_evaluations > 1:
-        raise UsageError("--stop-at-reference ends a run at a single evaluation: it takes --reference-evaluations 1")
+        raise UsageError("--stop-at-reference ends a run at a single evaluation: it requires --reference-evaluations 1")
     backends = ABLATIONS[config.ablation].backends
     if config.backend not in backends:
         raise UsageError(f"--ablation {config.ablation} needs --backend {' or '.join(backends)}")

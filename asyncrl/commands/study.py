@@ -131,7 +131,7 @@ def slots_for(kind: Kind, config: StudyConfig, jobs: Sequence[Job]) -> int:
     if all("--backend serial" in " ".join(job.words) for job in jobs):
         return cores
     if kind == "sweep" and cores > 1 and not {"--workers", "--backend"} & given and not {"atari", "screen"} & kinds:
-        print_line(f"small environments: {cores} runs at a time, on a core each; --jobs 1 gives each run all cores")
+        print_line(f"small environments: {cores} runs at a time, one core each; --jobs 1 gives each run all cores")
         return cores
     return 1
 

@@ -1,6 +1,6 @@
 r"""`python -m asyncrl sweep`: any settings over lists, grids, random draws, or by a search.
 
-A flag of the methods may have several values, and its name a plural s. All combinations of listed values are run;
+A method's flag may take several values, and its name may end in a plural s. All combinations of listed values are run;
 drawn settings (`N log-uniform LOW HIGH` or `N uniform LOW HIGH`) vary together. Quote a value of several words. The
 paper's Figure 2, for one game:
 
@@ -13,7 +13,7 @@ lists and from bounds (`log-uniform LOW HIGH` or `uniform LOW HIGH`); --prune st
         --t-max 8 32 128 --total-steps 100_000 --trials 30 --prune
 
 The same command continues where it was stopped. It writes one page with a table and figures. With --print-jobs it only
-prints its runs as command lines, for GNU Parallel or a SLURM array; with --report-only it makes no runs.
+prints its runs as command lines, for GNU Parallel or a SLURM array; with --report-only it starts no runs.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def understand(words: Sequence[str], program: str) -> tuple[Config, list[Axis]]:
     axes = [make_axis(flag, values, fields, config.draw_seed) for flag, values in groups if flag not in own]
     for axis in axes:
         if config.trials and axis.drawn and axis.bounds is None:
-            raise UsageError(f"a search takes no count: {axis.flag} {axis.drawn} LOW HIGH")
+            raise UsageError(f"a search takes no number of draws: write {axis.flag} {axis.drawn} LOW HIGH")
         check_free([axis.flag], TAKEN)
         if sum(other.field == axis.field for other in axes) > 1:
             raise UsageError(f"{axis.flag} is given twice")
@@ -200,7 +200,7 @@ def print_jobs(runs_dir: Path, plan: StudyPlan) -> None:
             continue
         if folder.exists():
             state = read_status(folder).get("state", "no status")
-            print_line(f"left out: {folder} was started ({state})", error=True)
+            print_line(f"skipped: {folder} was already started ({state})", error=True)
         else:
             print_line(shlex.join(job.command(runs_dir)))
 

@@ -123,7 +123,7 @@ def with_ranks(words: Sequence[str], launch: Launch) -> list[str]:
     """The words, with as many workers as there are ranks. Raises UsageError if they say something else."""
     size = str(launch.size)
     if (given := given_early("--workers", words)) not in ("", size):
-        raise UsageError(f"{launch.by} has started {size} ranks, and --workers says {given}: omit it")
+        raise UsageError(f"{launch.by} has started {size} ranks, but --workers is {given}: leave it out")
     return [*words, "--workers", size]
 
 

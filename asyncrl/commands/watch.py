@@ -42,7 +42,7 @@ class Config(PlaySettings):
     skip: int = 0
     """Number of steps to skip at the start of the episode."""
     steps: int = 500
-    """Most steps to show. The end of the episode ends the film, unless it is short: then more episodes are shown."""
+    """Maximum number of steps to show. The film ends with the episode; after a short episode it continues with more."""
     every: int = 1
     """Show only every n-th step; the game keeps its speed."""
     height: int = 400

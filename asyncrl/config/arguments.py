@@ -37,14 +37,14 @@ def write_argument(key: Any, value: Any, hands_over: bool = False) -> str:
     What is no literal is handed over to the run's processes, or else raises UsageError.
     """
     if not isinstance(key, str) or not key.isidentifier():
-        raise UsageError(f"env_kwargs takes names of arguments, got {key!r}")
+        raise UsageError(f"env_kwargs takes argument names as keys, got {key!r}")
     try:
         text = repr(_plain(value))
         _read(text)  # too deep for the parser?
         return f"{key}={text}"
     except _NO_LITERAL:
         if not hands_over:
-            raise UsageError(f"env_kwargs {key} is a {type(value).__name__}, which is no literal of Python") from None
+            raise UsageError(f"env_kwargs {key} is a {type(value).__name__}, which is not a Python literal") from None
     try:
         return f"{key}={hand_over(value)}"
     except UsageError as error:

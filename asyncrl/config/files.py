@@ -17,8 +17,8 @@ NOT_TAKEN = ("resume", "run_name", "runs_dir", "quiet")
 
 
 def told_otherwise(given: Mapping[str, Any]) -> set[str]:
-    """Which settings of a file a call's settings replace by other names: functions or points say schedules as well,
-    n_envs the numbers of workers and of their environments."""
+    """The settings of a file that a call's settings replace under other names: functions or points also set schedules,
+    and n_envs sets the numbers of workers and of their environments."""
     from asyncrl.config.functions import SCHEDULES, sampled
 
     said = {other for name in SCHEDULES if name in given for other in sampled(name, given[name], {})}
@@ -28,8 +28,8 @@ def told_otherwise(given: Mapping[str, Any]) -> set[str]:
 def read_settings(path: Path) -> Stored:
     """The algorithm that a file names ("" if none) and its settings: a run's config.json, or TOML. Raises UsageError.
 
-    In TOML settings stand by themselves or in tables, whose names say nothing; `env_kwargs` may be a table. It is
-    written by hand and may name any code; what a config.json names must be allowed.
+    In TOML, settings are top-level keys or in tables, whose names are ignored; `env_kwargs` may be a table. A TOML file
+    is written by hand and may name any code; code that a config.json names must be allowed.
     """
     if path.is_dir():
         path = path / "config.json"

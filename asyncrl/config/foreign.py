@@ -86,7 +86,7 @@ def suggestion(name: str, known: Collection[str]) -> str:
     near = [own for own in meant if own in known] if meant else difflib.get_close_matches(plain, known, n=1)
     if near:
         return f"; perhaps you meant {near[0]}"
-    return f"; other algorithms have it as {meant[0]}" if meant else ""
+    return f"; other algorithms call it {meant[0]}" if meant else ""
 
 
 def to_pass(name: str, value: Any) -> str:

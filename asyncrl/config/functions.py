@@ -19,7 +19,7 @@ SCHEDULES = {
 SAMPLES = 100
 """Parts of a run at whose ends a function is asked; in between the schedule is straight."""
 STRAIGHT = 1e-9
-"""A point that is this close to the line between its neighbours says nothing."""
+"""A point that is this close to the line between its neighbours is redundant."""
 
 Points = list[tuple[float, float]]
 
@@ -36,11 +36,11 @@ def sampled(name: str, given: Any, others: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     schedule = SCHEDULES[name]
     if schedule in others:
-        raise UsageError(f"{name} already says how it changes: give no {schedule}")
+        raise UsageError(f"{name} already defines its own schedule: leave out {schedule}")
     points = _asked(name, given) if callable(given) else _pairs(name, given)
     values = [value for _, value in points]
     if wrong := [value for value in values if not 0 <= value < math.inf]:
-        raise UsageError(f"{name} must be a number of at least 0 at every moment, got {wrong[0]}")
+        raise UsageError(f"{name} must be finite and at least 0 throughout the run, got {wrong[0]}")
     if name == "epsilons":
         return {schedule: _text(points)}
     largest = max(values)
@@ -72,7 +72,7 @@ def _pairs(name: str, given: Sequence[Any]) -> Points:
         raise UsageError(f"{name} takes pairs of a share of the run and a value, got {given!r}") from None
     shares = [share for share, _ in points]
     if shares != sorted(shares) or shares[0] < 0 or shares[-1] > 1:
-        raise UsageError(f"{name}: shares of the run rise from 0 to 1, got {shares}")
+        raise UsageError(f"{name}: shares of the run must rise from 0 to 1, got {shares}")
     return points
 
 

@@ -22,8 +22,8 @@ AUTO = "auto"
 AUTO_HOSTS = 16
 """Room for hosts of --hosts auto."""
 LONG_STEPS = 5_000_000
-"""A run that is given at least so many --total-steps, and no end by score or time, has the preset "long" if there is
-one and no other was given."""
+"""A run with at least this many --total-steps, without a limit by score or time and without --preset, uses the preset
+"long" if there is one."""
 NETWORKS = ("auto", "small", "board", "paper", "nature", "mlp")
 BACKENDS = {
     "schedule": ("serial",),
@@ -74,7 +74,7 @@ def default_workers() -> int:
 
 @dataclass(frozen=True)
 class Limits:
-    """The numbers that a setting may be; of several, each of them."""
+    """The range allowed for a setting; if it has several numbers, for each of them."""
 
     least: float = -math.inf
     most: float = math.inf
@@ -120,7 +120,7 @@ class Settings:
         self.check()
 
     def check(self) -> None:
-        """Raise UsageError for the first impossible value. Here: for numbers beyond their limits, and no numbers."""
+        """Raise UsageError for the first impossible value. Here: for numbers outside their limits or not finite."""
         cls: Any = type(self)
         for name, limits in _limits_of(cls).items():
             given = getattr(self, name)
@@ -166,7 +166,7 @@ class RunSettings(Settings):
     resume: str = ""
     """Folder of a run to resume from its newest checkpoint; auto: the newest run of the same name, or a new run."""
     load: str = ""
-    """Begin with the weights of another run, its folder or a checkpoint's: layer by layer, where they fit."""
+    """Start with another run's weights, layer by layer where they fit; the folder of that run or of one checkpoint."""
     quiet: bool = False
     """Print only the run folder, the outcome and errors."""
     track: tuple[str, ...] = ()
@@ -208,7 +208,7 @@ class EnvironmentSettings(Settings):
     image_size: int = limited(0, 16, 1_000, or_zero=True)
     """Convert images to grey and resize them to this height and width in pixels; 0: 42 on Atari, else unchanged."""
     action_masks: bool = False
-    """Choose only valid actions: those that the environment's info["action_mask"] allows, an array of 0 and 1."""
+    """Choose only valid actions: those marked 1 in the environment's info["action_mask"], an array of 0 and 1."""
     sticky_actions: float = limited(0.0, 0, 1)
     """Probability, at each frame, of repeating the previous action; overrides the default of the id."""
     noop_max: int = limited(30, 0, 10_000)
@@ -242,7 +242,7 @@ class ParallelismSettings(Settings):
     statistics: Literal["auto", "shared", "per-worker"] = "auto"
     """Optimiser statistics: shared by all workers, or one set per worker. auto: per worker for momentum-sgd only."""
     overlap: bool = False
-    """Collect the next rollouts, one update older, during learning (A2C, PPO; not with ranks) or reduction (ranks)."""
+    """Collect the next rollouts, one update behind, while learning (A2C, PPO; not with ranks) or reducing (ranks)."""
     reduce: Literal["experience", "gradients"] = "experience"
     """Collective backend, A2C and PPO: gather rollouts at rank 0, or average the gradients that ranks compute."""
     init_method: str = ""
@@ -299,9 +299,9 @@ class LearnerSettings(Settings):
 
 @dataclass(frozen=True)
 class StabilitySettings(Settings):
-    """Gorila's rules of which gradients are dropped and counted, for any Config derived from them (Nair et al. 2015).
+    """Gorila's rules for dropping and counting gradients, for any Config derived from this class (Nair et al. 2015).
 
-    They never end a run.
+    Gradients dropped by these rules never end a run.
     """
 
     max_staleness: int = limited(0, 0)
@@ -362,7 +362,7 @@ class NetworkSettings(Settings):
         super().check()
         self._require_choice("network", NETWORKS)
         if self.hidden_sizes and is_name(self.network) and not getattr(self, "dueling", False):
-            raise UsageError(f"--hidden-sizes is not for --network {self.network}, which makes its own layers")
+            raise UsageError(f"--hidden-sizes is not for --network {self.network}, which defines its own layers")
 
 
 @dataclass(frozen=True)
@@ -388,7 +388,7 @@ class EvaluationSettings(Settings):
 
     @property
     def evaluator_share(self) -> float:
-        """The share of all CPU time that evaluations may take. Who waits for a score wants to know of it soon."""
+        """The share of all CPU time that evaluations may take. A run that waits for a score needs them soon."""
         if self.evaluation_cpu_share is not None:
             return self.evaluation_cpu_share
         return 0.04 if self.stop_at_score is None else 0.1
@@ -399,10 +399,10 @@ class FaultSettings(Settings):
     """What happens when something breaks."""
 
     on_worker_error: Literal["stop", "restart"] = "stop"
-    """After an exception in a worker: end the run with its traceback, or replace the worker (local backend only)."""
+    """After an exception in a worker: end the run with its traceback, or replace the worker (not with ranks)."""
     on_env_error: Literal["stop", "rebuild"] = "stop"
     """If an environment raises or returns invalid values: treat it as the worker's error, or rebuild it."""
     worker_restarts: int = limited(3, 0)
     """How often a worker or the evaluator may be replaced within 10 minutes, after a kill, a crash or a hang."""
     hang_seconds: float = limited(HANG_SECONDS, 1, or_zero=True)
-    """Replace a worker or evaluator without a step, or a learner without an update, for this many seconds; 0: never."""
+    """Seconds without a step (worker, evaluator) or an update (learner) after which a process is replaced; 0: never."""

@@ -41,7 +41,7 @@ class PolicyConfig(RunConfig):
     def check(self) -> None:
         """Raise UsageError for the first impossible value."""
         super().check()
-        self._require("entropy_weights", bool(self.entropy_weights), "must be at least one number")
+        self._require("entropy_weights", bool(self.entropy_weights), "needs at least one number")
         self._require_schedule("entropy_schedule")
         if self.normalize_advantages and self.t_max * self.envs_per_worker < 2:
             raise UsageError("--normalize-advantages needs more than one step per update: --t-max or --envs-per-worker")

@@ -27,7 +27,7 @@ class ReplayConfig(RunConfig, LearnerSettings):
     checkpoint_replay: bool = False
     """Save the replay memory in checkpoints. Otherwise a resumed run refills it before it learns."""
     replay_hosts: int = limited(0, 0)
-    """Ray backend: processes that divide memory, warm-up and hosts among them; 0: in the learner's process."""
+    """Ray backend: processes that share out memory, warm-up and hosts; 0: the memory is in the learner's process."""
 
     def check(self) -> None:
         """Raise UsageError for the first impossible value."""
@@ -40,7 +40,7 @@ class ReplayConfig(RunConfig, LearnerSettings):
         self._require("warmup_steps", self.warmup_steps <= self.memory_steps, "must be at most --memory-steps")
         if self.backend == "ray":
             fits = self.replay_hosts <= self.most_hosts
-            self._require("replay_hosts", fits, "must be at most --hosts: each of them has the memory of some hosts")
+            self._require("replay_hosts", fits, "must be at most --hosts: each holds the memory of at least one host")
 
     @property
     def least_rows(self) -> int:

@@ -55,9 +55,9 @@ class ActionValueConfig(RunConfig):
         """Raise UsageError for the first impossible value."""
         super().check()
         self._require_choice("exploration", EXPLORATIONS)
-        self._require("epsilons", bool(self.epsilons), "must be at least one number")
-        self._require("temperatures", self.temperatures[0] <= self.temperatures[1], "must be lowest first")
-        self._require("epsilon_probabilities", sum(self.epsilon_probabilities) > 0, "must be probabilities")
+        self._require("epsilons", bool(self.epsilons), "needs at least one number")
+        self._require("temperatures", self.temperatures[0] <= self.temperatures[1], "must be in ascending order")
+        self._require("epsilon_probabilities", sum(self.epsilon_probabilities) > 0, "must not all be 0")
         if self.epsilon_schedule:
             self._require_schedule("epsilon_schedule", most=1.0)
             if self.exploration not in ("drawn", "equal"):

@@ -12,7 +12,7 @@ class UsageError(Exception):
 
 
 class NotFinite(ValueError):
-    """A NaN or an infinity with which training cannot go on. The message is one line that names the place."""
+    """A NaN or an infinity after which training cannot continue. The message is one line that names the place."""
 
 
 def one_line(error: BaseException) -> str:

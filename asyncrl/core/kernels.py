@@ -25,13 +25,12 @@ def load() -> tuple[CDLL | None, str]:
         return None, "ASYNCRL_KERNELS is 0"
     try:
         library = CDLL(str(Path(__file__).with_name("_kernels.abi3.so")))
-    except OSError:
+        library.kernels_source.restype = c_uint32
+        built_from = library.kernels_source()
+        sources = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("[a-z]*.c")))
+    except (OSError, AttributeError):
         return None, "not compiled"
-    library.kernels_source.restype = c_uint32
-    sources = sorted(Path(__file__).parent.glob("*.c"))
-    if library.kernels_source() != crc32(b"".join(source.read_bytes() for source in sources)):
-        return None, "compiled from other sources"
-    return library, ""
+    return (library, "") if built_from == crc32(sources) else (None, "compiled from other sources")
 
 
 def compiled(name: str, *types: Any, result: Any = None) -> Any:

@@ -36,9 +36,9 @@ def points_of(text: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
         raise ValueError(f"{text} is not share:value,share:value,...")
     shares, values = tuple(pair[0] for pair in pairs), tuple(pair[1] for pair in pairs)
     if not (list(shares) == sorted(shares) and shares[0] >= 0 and shares[-1] <= 1):
-        raise ValueError("shares rise from 0 to 1")
+        raise ValueError("shares must rise from 0 to 1")
     if not all(0 <= value < math.inf for value in values):
-        raise ValueError("values are finite numbers of at least 0")
+        raise ValueError("values must be finite and at least 0")
     return shares, values
 
 

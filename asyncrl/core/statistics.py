@@ -82,7 +82,7 @@ class Estimate:
         return max(0.0, self.value - self.low), max(0.0, high - self.value)
 
     def told(self, form: Callable[[float], str]) -> str:
-        """In words; `form` tells a number. Censored ends are marked as bounds."""
+        """As text; `form` formats a number. Censored ends are marked as bounds."""
         if self.bound == "?":
             return "unknown"
         told = f"{self.bound} {form(self.value)}".strip()
@@ -154,23 +154,22 @@ def mean(estimates: Sequence[Estimate]) -> Estimate:
 def mean_of(values: Sequence[float], seed: int = 0) -> Estimate:
     """The mean of scores, with a studentised bootstrap interval (Efron & Tibshirani 1993, section 12.5).
 
-    Resampling tells how (mean* - mean) / its own standard error is distributed, so a small or skewed sample gets an
-    interval that is as wide as it must be. The percentile bootstrap covers 84 % instead of 95 % with five values. But
-    where most scores are equal, as of solved tasks, resamples without any variation are left out, and with them one of
-    the ends: so the interval reaches at least as far as the percentiles.
+    Resampling shows how (mean* - mean) / its own standard error is distributed, so a small or skewed sample gets an
+    interval that is as wide as it must be. The percentile bootstrap covers 84 % instead of 95 % with five values. If
+    most scores are nearly equal, as in a solved task, some resamples have hardly any error, and the interval would be
+    many times as wide as the scores lie apart. So errors of resamples count as at least a fifth of the sample's.
     """
     scores = np.array(values, np.float64)
     if len(scores) < LEAST:
         return Estimate(float(scores.mean()))
     drawn = scores[np.random.default_rng(seed).integers(len(scores), size=(RESAMPLES, len(scores)))]
     error, errors = (each.std(-1, ddof=1) / math.sqrt(len(scores)) for each in (scores, drawn))
-    varied = errors > 1e-9 * error  # a resample of equal values says nothing of its error
-    if not error or not varied.any():
-        return Estimate(float(scores.mean()), float(scores.mean()), float(scores.mean()))
-    mean, means, ends = scores.mean(), drawn.mean(-1), [(1 - LEVEL) / 2, (1 + LEVEL) / 2]
-    below, above = np.quantile((means[varied] - mean) / errors[varied], ends)
-    low, high = np.quantile(means, ends)
-    return Estimate(float(mean), float(min(low, mean - above * error)), float(max(high, mean - below * error)))
+    mean = float(scores.mean())
+    if not error:
+        return Estimate(mean, mean, mean)
+    deviations = (drawn.mean(-1) - mean) / np.maximum(errors, error / 5)
+    below, above = np.quantile(deviations, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return Estimate(mean, float(mean - above * error), float(mean - below * error))
 
 
 def interquartile_mean(values: NDArray[np.float64]) -> NDArray[np.float64]:

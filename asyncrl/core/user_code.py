@@ -79,7 +79,7 @@ def user_code(
     exceptions pass, whose traceback an author needs, and all else becomes a UsageError.
 
     What it has changed for the whole process is put back. With `own` that holds again in the next call with the same
-    `own`, except for what others depend on: variables of the environment and handlers of signals.
+    `own`, except for what others depend on: environment variables and signal handlers.
     """
     outer, at = _place.what, _place.at
     _place.what = what
@@ -254,10 +254,10 @@ def _put_back(handlers: dict[int, Any], variables: dict[str, str]) -> Iterator[s
     for number, handler in _handlers().items():
         if handler != handlers[number] and handlers[number] is not None:
             signal.signal(number, handlers[number])
-            yield "handlers of signals"
+            yield "signal handlers"
     if missing := variables.keys() - os.environ.keys():
         os.environ.update({name: variables[name] for name in missing})
-        yield "variables of the environment"
+        yield "environment variables"
 
 
 def _handlers() -> dict[int, Any]:
@@ -328,11 +328,11 @@ def _switches() -> dict[str, _Switch]:
         "sys.stderr": _Switch(lambda: sys.stderr, lambda stream: setattr(sys, "stderr", stream), matters=False),
         "warnings that are errors": _Switch(_errors, _leave_errors, matters=False),
         "Python's recursion limit": _Switch(sys.getrecursionlimit, _set_recursion_limit),
-        "numpy's handling of errors": _Switch(np.geterr, lambda kinds: np.seterr(**kinds)),
+        "numpy's error handling": _Switch(np.geterr, lambda kinds: np.seterr(**kinds)),
         "torch's default dtype": _Switch(torch.get_default_dtype, torch.set_default_dtype),
         "torch's default device": _Switch(torch.get_default_device, put_device),
-        "torch's recording of gradients": _Switch(torch.is_grad_enabled, torch.set_grad_enabled),
-        "torch's detection of anomalies": _Switch(torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
+        "torch's gradient recording": _Switch(torch.is_grad_enabled, torch.set_grad_enabled),
+        "torch's anomaly detection": _Switch(torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
         "torch's deterministic algorithms": _Switch(
             torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms
         ),

@@ -1,4 +1,4 @@
-"""What `python -m asyncrl doctor` looks at, each check on the code that a run uses; and what a check says."""
+"""The checks of `python -m asyncrl doctor`, each on the code that a run uses, and the form of their results."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def inspect(spec: EnvSpec, steps: int, seed: int) -> list[Finding]:
             advise(
                 "threads it starts",
                 started <= 0,
-                f"{max(0, started)} beside the worker's own",
+                f"{max(0, started)} besides the worker's own",
                 "if those compute, workers compete for cores: limit the environment's package to one thread",
             )
         )

@@ -92,7 +92,7 @@ def examine(board: Board, by: str, words: Sequence[str], parameters: int) -> lis
         judge(
             "settings and versions are the same",
             not complaints,
-            complaints[0] if complaints else "those of rank 0 on all ranks",
+            complaints[0] if complaints else "all ranks match rank 0",
             "start all ranks with the same command, from the same installation",
         ),
         check_threads(hellos),
@@ -128,7 +128,7 @@ def check_cores(hellos: Mapping[int, Mapping[str, Any]]) -> Finding:
     return advise(
         "a core for each rank",
         not crowded,
-        "; ".join(crowded) or "each host has at least as many as ranks",
+        "; ".join(crowded) or "each host has at least one core per rank",
         "start fewer ranks per host; if the launcher binds them to cores, turn that off: mpirun --bind-to none",
     )
 

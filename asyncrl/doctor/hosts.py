@@ -242,7 +242,7 @@ def examine(context: BaseContext, address: str, workers: int, needed: int, param
     try:
         machines = survey(context, address, parameters)
     except ConnectionError as error:
-        remedy = "read the message; a cluster with a token wants RAY_AUTH_MODE=token and its RAY_AUTH_TOKEN here too"
+        remedy = "read the message; a cluster with a token needs RAY_AUTH_MODE=token and its RAY_AUTH_TOKEN here too"
         return [Finding("the cluster", "FAIL", str(error), remedy)]
     return judge_machines(machines, workers, needed, parameters)
 
@@ -331,7 +331,7 @@ def check_shared_memory(machines: Sequence[Machine], needed: int) -> Finding:
     return judge(
         "shared memory of hosts",
         free > needed,
-        f"{figure}; {size(free)} free on {name}, which has least",
+        f"{figure}; {size(free)} free on {name}, which has the least",
         "make /dev/shm larger there, use fewer --workers, or give Ray less (ray start --object-store-memory)",
     )
 

@@ -68,7 +68,7 @@ BOOTSTRAPS = "truncation bootstraps"
 TARGET = "the target network is shared, and refreshed"
 CHECKS = {
     NEWEST: (
-        "losses and rollouts are at it",
+        "losses and rollouts use it",
         "workers act or learn with old parameters: look at SharedStore.pull, and at what flatten_parameters binds",
     ),
     TRUE: (
@@ -76,11 +76,11 @@ CHECKS = {
         "gradients are stale, summed or aliased: look at core/flat.py gradient_of and the algorithm's loss",
     ),
     ONCE: (
-        "looks at theta find each gradient applied once",
+        "snapshots of theta show each gradient applied once",
         "the store lost a gradient or applied it more than once: look at SharedStore.push; is theta in shared memory?",
     ),
     STATISTICS: (
-        "sets are what the updates make of them",
+        "sets match these updates",
         "the owners of the statistics are wrong, or a worker made them: they must be allocated with the store",
     ),
     COUNTED: (
@@ -88,7 +88,7 @@ CHECKS = {
         "versions or T are wrong, and with them ages and schedules: look at SharedStore.push and Batches.put",
     ),
     WHOLE: (
-        "steps are as actors put them",
+        "steps match what the actors stored",
         "steps are lost, torn, mixed up or read again: look at experience/blocks.py, steps.py and Batches.release",
     ),
     RATIO: (
@@ -100,7 +100,7 @@ CHECKS = {
         "a time limit is treated as a termination: Rollout.next_values takes the values of these observations",
     ),
     TARGET: (
-        "looks at theta^- find it renewed when due, and the loss depends on it",
+        "snapshots of theta^- show it refreshed when due, and the loss depends on it",
         "theta^- is private or stale: look at build_agent's target and SharedStore.push",
     ),
 }
@@ -439,10 +439,10 @@ def check_at_once(run: Run, initial: Tensor) -> Finding:
     applied = ((initial - run.handles.store.snapshot()) / run.spec.config.learning_rate).round()
     twice, share = int((applied - PUSHES_AT_ONCE).clamp(min=0).sum()), float(applied.mean()) / PUSHES_AT_ONCE
     return judge(
-        "each once, pushed at the same time",
+        "no concurrent update applied twice",
         not twice and share >= 1 - MOST_LOST,
         f"{run.spec.config.workers} x {PUSHES_AT_ONCE:,} updates: {share:.3%} applied, {twice:,} twice",
-        "the update rule reads back what others write meanwhile: look at core/updates.py",
+        "the update rule reads back what other workers have written meanwhile: look at core/updates.py",
     )
 
 

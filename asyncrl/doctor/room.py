@@ -70,7 +70,7 @@ def check_room(plan: Plan, parameters: int, place: Path) -> Iterator[Finding]:
         "file descriptors",
         limit == 0 or limit >= files,
         f"{who} about {files}, " + (f"{limit} allowed" if limit else "no limit known"),
-        f"run `ulimit -n {files}` (or more) before, or use fewer --workers",
+        f"run `ulimit -n {files}` (or more) first, or use fewer --workers",
     )
     # A run that is resumed in `place` has some already.
     files = (place / "checkpoints").rglob("*.*") if config.is_resumed else ()
@@ -172,7 +172,7 @@ def check_disk(needed: int, folder: Path) -> Finding:
     place = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
     free, needed = shutil.disk_usage(place).free, needed + SPARE_DISK
     if not os.access(place, os.W_OK):
-        return Finding("disk", "FAIL", f"{folder} cannot be written to", "give another --runs-dir")
+        return Finding("disk", "FAIL", f"{folder} is not writable", "choose another --runs-dir")
     return judge(
         "disk",
         free > needed,

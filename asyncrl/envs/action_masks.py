@@ -30,7 +30,7 @@ class WithMask(gymnasium.Wrapper[Any, Any, Any, Any]):
         space = getattr(environment, "action_space", None)
         if not isinstance(space, spaces.Discrete):
             raise UsageError(
-                f"--action-masks is for Discrete actions, and {env_id} has {type(space).__name__}: leave it out, or "
+                f"--action-masks is for Discrete actions, but {env_id} has {type(space).__name__}: leave it out, or "
                 "wrap the environment to take Discrete"
             )
         self.actions = int(space.n)
@@ -79,5 +79,5 @@ def _checked(mask: NDArray[Any] | None, actions: int) -> NDArray[Any]:
     if mask.shape != (actions,) or mask.dtype.kind not in "biuf" or not ((mask == 0) | (mask == 1)).all():
         raise ValueError(f"the action mask is not {actions} numbers, each 0 or 1, but {mask.dtype} {list(mask.shape)}")
     if not mask.any():
-        raise ValueError("the action mask allows no action, and the episode has not terminated")
+        raise ValueError("the action mask allows no action, but the episode has not terminated")
     return mask

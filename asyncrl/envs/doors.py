@@ -13,11 +13,11 @@ from gymnasium import spaces
 
 
 class Doors(gymnasium.Env[Any, Any]):
-    """A row of rooms, each with some doors to the next one, of which half are open, others in every episode.
+    """A row of rooms, each with some doors to the next one, of which half are open, a new half in every episode.
 
     Observation: the number of the room. Actions: the doors. Door d of room r pays ((d + r) mod doors) / (doors - 1),
     divided by the number of rooms. A locked door costs 1 and ends the episode, as the last room does. The best door of
-    a room is locked in half of all episodes, so who cannot see which doors are open loses on average.
+    a room is locked in half of all episodes, so an agent that cannot see which doors are open loses on average.
     """
 
     OPTIMUM = 14 / 18

@@ -2,8 +2,8 @@
 
 Images and planes [rows, columns, channels] become [C, H, W] (uint8 stays uint8, everything else becomes float32),
 vectors float32, Discrete, MultiDiscrete and MiniGrid's symbols one-hot float32, and a Dict or Tuple of these one vector
-of all its parts. An image with fewer than 3 rows or columns is a vector. Discrete actions count from 0 whatever the
-start of the space is; each combination of MultiDiscrete and MultiBinary actions is an action.
+of all its parts. An image with fewer than 3 rows or columns is a vector. Discrete actions count from 0 even if the
+space starts elsewhere; each combination of MultiDiscrete and MultiBinary actions is an action.
 
 With images among the parts of a Dict or Tuple, the vector has all numbers first and then the pixels of each image: so
 whatever holds observations holds these too, and the network takes the parts out again (`Spaces.parts`).
@@ -166,7 +166,7 @@ def _converted(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
     if array.dtype.kind not in ("biu" if dtype is _UINT8 else "biuf"):
         raise ValueError(f"the observation is {array.dtype}, not {'uint8' if dtype is _UINT8 else 'numbers'}")
     if dtype is _UINT8 and (array.min() < 0 or array.max() > 255):
-        raise ValueError(f"the observation holds {array.min()} to {array.max()}, and its space is uint8: 0 to 255")
+        raise ValueError(f"the observation holds {array.min()} to {array.max()}, but its space is uint8: 0 to 255")
     if array.dtype.kind == "f" and not (np.abs(array) <= _LARGEST).all():  # nor NaN
         raise ValueError(_NOT_FINITE)
     return array.astype(dtype)
@@ -251,7 +251,7 @@ def rows_of(space: spaces.Space[Any], observation: Any) -> tuple[list[Any], bool
         try:
             parts = [rows_of(part, observation[key]) for key, part in _parts(space)]
         except (KeyError, IndexError, TypeError):
-            raise ValueError(f"it has the parts {', '.join(map(str, keys))}") from None
+            raise ValueError(f"it must have the parts {', '.join(map(str, keys))}") from None
         if len({(len(rows), single) for rows, single in parts}) > 1:
             raise ValueError("its parts have different numbers of environments")
         together = zip(*(rows for rows, _ in parts), strict=True)
@@ -381,7 +381,7 @@ def actions_of(space: spaces.Space[Any], env_id: str) -> tuple[int, tuple[float,
             number = math.prod(space.nvec.ravel().tolist())
     if number > most:
         raise UsageError(
-            f"{env_id} has more {what} in {_short(space)} than are supported, {most:_}: wrap it to take fewer, or a Box"
+            f"{env_id} has more {what} in {_short(space)} than the {most:_} supported: wrap it to take fewer, or a Box"
         )
     if isinstance(space, spaces.Box) and number > 0:
         return 0, tuple(map(float, space.low.ravel())), tuple(map(float, space.high.ravel()))

@@ -131,7 +131,7 @@ class GymnasiumEnvironment:
                 self._call("close()", self.native.close)
         except UsageError as error:
             _hanging.add(self.env_id)
-            say(f"{error}; this process closes no other")
+            say(f"{error}; this process will close no others")
 
     def state(self) -> dict[str, Any] | None:
         """Everything the future depends on, as plain data; None if it may be incomplete.
@@ -244,12 +244,12 @@ class GymnasiumEnvironment:
     def _not_drawn(self, error: BaseException) -> UsageError:
         if isinstance(error, gymnasium.error.DependencyNotInstalled):
             remedy = to_install("video")
-            return UsageError(f"{self.env_id} draws with a package that is missing: {remedy}")
+            return UsageError(f"{self.env_id} needs a package for drawing: {remedy}")
         return UsageError(f"{self.env_id} cannot be filmed: {one_line(error)}")
 
     def _raised(self, where: str, error: BaseException) -> BadEnvironment:
         return BadEnvironment(
-            f"{self.env_id} broke in {where} after {self._elapsed} steps of an episode: {one_line(error)}"
+            f"{self.env_id} failed in {where} after {self._elapsed} steps of an episode: {one_line(error)}"
         )
 
     def _bad(self, what: str) -> BadEnvironment:
@@ -279,7 +279,7 @@ def _notices_of(environment: gymnasium.Env[Any, Any], env_id: str) -> Iterator[s
             if isinstance(environment, wrapper):
                 yield (
                     f"{env_id} uses gymnasium.wrappers.{wrapper.__name__}, whose statistics are separate in every "
-                    f"environment, also of evaluations, and saved nowhere: leave it out and use {remedy} instead"
+                    f"environment, even in evaluations, and are never saved: leave it out and use {remedy} instead"
                 )
         environment = environment.env
 
@@ -341,7 +341,7 @@ def _from_registry(env_id: str, arguments: dict[str, Any], own: Own) -> tuple[gy
     _refuse_raw_atari(env_id)
     with warnings.catch_warnings(record=True) as caught, _mujoco_silenced(env_id):
         warnings.simplefilter("always")
-        with user_code(f"the making of {env_id}", lambda error: _not_made(env_id, error), own):
+        with user_code(f"the creation of {env_id}", lambda error: _not_made(env_id, error), own):
             environment = gymnasium.make(env_id, disable_env_checker=True, **arguments)
     said = (clean(str(warning.message)).removeprefix("WARN: ") for warning in caught if _is_for_users(warning))
     notices = tuple(dict.fromkeys(said))

@@ -33,7 +33,7 @@ def as_picture(rendered: Any) -> NDArray[np.uint8]:
         rendered = rendered[-1]  # of render_mode rgb_array_list; other lists are rows of one picture
     if rendered is None or isinstance(rendered, str):
         what = "text" if isinstance(rendered, str) else "nothing"
-        raise ValueError(f"{what}; it needs render_mode rgb_array and a picture, uint8 [height, width, 3]")
+        raise ValueError(f"{what}; it must return a picture, uint8 [height, width, 3] (render_mode rgb_array)")
     try:
         array = np.asarray(rendered)
     except Exception:  # rows of different lengths, or an object of its own kind

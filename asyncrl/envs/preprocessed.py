@@ -49,7 +49,7 @@ class Preprocessed(Wrapper):
         inner = environment.spaces
         if inner.masked and (frame_skip > 1 or sticky_actions > 0):
             raise UsageError(
-                "--action-masks does not go with --frame-skip or --sticky-actions: a repeated action may be invalid"
+                "--action-masks cannot be used with --frame-skip or --sticky-actions: a repeated action may be invalid"
             )
         if image_size and not (inner.kind == "screen" and inner.observation_shape[0] in (1, 3)):
             what = "several parts" if inner.parts else f"a {inner.kind} {list(inner.observation_shape)}"

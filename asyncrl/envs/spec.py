@@ -73,7 +73,7 @@ class EnvSpec(EnvironmentSettings):
             }
         for name, is_given in given.items():
             if is_given:
-                raise UsageError(f"--{name} means nothing in {self.env_id}: leave it out")
+                raise UsageError(f"--{name} has no effect in {self.env_id}: leave it out")
 
     @property
     def own_names(self) -> list[str]:
@@ -212,7 +212,7 @@ class EnvSpec(EnvironmentSettings):
             f"frame skip {skip}" + (" (maximum of the last 2)" if atari and skip > 1 else ""): atari or skip > 1,
             f"sticky actions {self.sticky_actions:g}": atari or self.sticky_actions > 0,
             f"1 to {self.noop_max} no-ops" if self.noop_max else "no no-ops": atari,
-            "a lost life ends " + ("learning's episode" if self.life_loss else "nothing"): atari,
+            "a lost life ends " + ("the training episode" if self.life_loss else "nothing"): atari,
             (size if atari else f"grey {size}"): self.pixels > 0,
             f"stack {self.frames_per_observation}": atari or self.frames_per_observation > 1,
             f"at most {steps} steps" + (f" = {steps * skip} frames" if atari else ""): steps > 0,
@@ -235,6 +235,6 @@ class EnvSpec(EnvironmentSettings):
         for observation in observations:
             if (observation.shape, observation.dtype.name) != (spaces.observation_shape, spaces.observation_dtype):
                 raise UsageError(
-                    f"{self.env_id} promises {spaces.observation_dtype} {list(spaces.observation_shape)} but observes "
+                    f"{self.env_id} declares {spaces.observation_dtype} {list(spaces.observation_shape)} but returns "
                     f"{observation.dtype.name} {list(observation.shape)}: correct its observation_space"
                 )

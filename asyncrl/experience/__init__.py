@@ -1,1 +1,1 @@
-"""Where experience goes: from those who act to those who learn."""
+"""Where experience goes: from actors to learners."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from ctypes import Array, Structure, c_float, c_int, c_int32, c_void_p
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,8 @@ from asyncrl.nets.trunk import Trunk
 NONE, RELU, TANH = range(3)
 CHANNELS = 16
 """Packed layers have a multiple of so many outputs."""
+SIZES = 4
+"""Most batch sizes that have memory at a time, the newest ones."""
 Memory: TypeAlias = tuple[Array[c_void_p], list[Tensor], Tensor]
 """Where a call writes, as `acting_forward` takes it and as tensors, and the outputs among them."""
 
@@ -51,17 +53,11 @@ def act_compiled(network: nn.Module, changing: bool) -> list[Callable[[], None]]
     trunks = [part for part in network.modules() if isinstance(part, Trunk) and is_known(part)] if LANES else []
     head = head_of(network) if trunks else None
     bodies = [Compiled(trunk.body, head, changing) for trunk in trunks]
+    for trunk, compiled_body in zip(trunks, bodies, strict=True):
+        Instead(trunk.body, "step", compiled_body.step)
     if head is None:
-        for trunk, features in zip(trunks, bodies, strict=True):
-            trunk.body.step = features  # type: ignore[method-assign]
-        return [features.renew for features in bodies]
+        return [compiled_body.renew for compiled_body in bodies]
     (outputs,) = bodies
-
-    def step(observations: Tensor) -> Tensor:
-        outputs(observations)
-        return outputs.features
-
-    trunks[0].body.step = step  # type: ignore[method-assign]  # for observations that nobody acts on
 
     def policy_at(observations: Tensor, state: State = None) -> tuple[Categorical, State]:
         return Categorical(outputs(observations).clone()), None
@@ -73,11 +69,26 @@ def act_compiled(network: nn.Module, changing: bool) -> list[Callable[[], None]]
     def values_at(observations: Tensor, state: State = None) -> tuple[Tensor, State]:
         return outputs(observations).clone(), None
 
-    if isinstance(network, ActorCritic):
-        network.policy_at, network.policy_and_value_at = policy_at, policy_and_value_at  # type: ignore[method-assign]
-    else:
-        network.values_at = values_at  # type: ignore[assignment]
+    for method in (policy_at, policy_and_value_at) if isinstance(network, ActorCritic) else (values_at,):
+        Instead(network, method.__name__, method)
     return [outputs.renew]
+
+
+class Instead:
+    """What acts in place of a network's method; the method itself where there are gradients, and in copies."""
+
+    def __init__(self, owner: nn.Module, name: str, function: Callable[..., Any]) -> None:
+        self._owner, self._name, self._function = owner, name, function
+        setattr(owner, name, self)
+
+    def __call__(self, *arguments: Any) -> Any:
+        """What the method returns."""
+        if torch.is_grad_enabled():
+            return getattr(type(self._owner), self._name)(self._owner, *arguments)
+        return self._function(*arguments)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (self._owner, self._name)
 
 
 def act_by_torch(network: nn.Module) -> None:
@@ -88,12 +99,18 @@ def act_by_torch(network: nn.Module) -> None:
 
 
 def is_known(trunk: Trunk) -> bool:
-    """Whether there is compiled code for a trunk: it has a body of the package's own, in float32 on the CPU."""
+    """Whether there is compiled code for a trunk: it has a body of the package's own, in float32 on the CPU.
+
+    It has room for a border of zeros around observations, and around no other images.
+    """
+    layers = [*getattr(trunk.body, "convolutions", ()), *getattr(trunk.body, "linear", ())]
     weights = [weight for name, weight in trunk.body.named_parameters() if name.endswith("weight")]
     packed = [weight for weight in weights if weight.dim() == 4 or isinstance(trunk.body, VectorBody)]
     return (
         type(trunk.body) in (VectorBody, ConvolutionalBody)
         and trunk.memory is None
+        and all(map(is_plain, layers))
+        and not any(layer.padding[0] for layer in layers[1:] if isinstance(layer, nn.Conv2d))
         and bool(packed)
         and all(len(weight) % CHANNELS == 0 for weight in packed)
         and all(weight.is_cpu and weight.dtype == torch.float32 for weight in weights)
@@ -103,8 +120,14 @@ def is_known(trunk: Trunk) -> bool:
 def head_of(network: nn.Module) -> nn.Linear | None:
     """The layer whose outputs are all that acting needs, if nothing else is between it and the body."""
     head = {ActorCritic: "policy", QNetwork: "head"}.get(type(network), "")
-    layer = getattr(network, head, None)
-    return layer if isinstance(layer, nn.Linear) else None
+    layer, trunk = getattr(network, head, None), getattr(network, "trunk", None)
+    alone = type(trunk) is Trunk and all(part is trunk for part in network.modules() if isinstance(part, Trunk))
+    return layer if isinstance(layer, nn.Linear) and is_plain(layer) and alone else None
+
+
+def is_plain(layer: nn.Module) -> bool:
+    """Whether a layer is torch's own, with a weight and a bias that nothing is done to."""
+    return type(layer) in (nn.Linear, nn.Conv2d) and [*layer.state_dict()] == ["weight", "bias"]
 
 
 class Compiled:
@@ -122,15 +145,19 @@ class Compiled:
         self._changing, self._stale = changing, True
         self._tape = None if isinstance(body, VectorBody) else body.tape
         self._packed: list[Tensor] = []
+        self._with_head = head is not None
         layers = self._layers_of(body) + ([] if head is None else [connected(head, NONE)])
         self._layers = (Layer * len(layers))(*layers)
         modules = [*getattr(body, "convolutions", ()), *body.linear, *([] if head is None else [head])]
         self._parameters = [module._parameters for module in modules]
         self._found: list[tuple[int, int]] = []
         """Address and version of each layer's weight and bias."""
-        self._inputs = layers[0].inputs * layers[0].height * layers[0].width
+        self._shape = torch.Size(body.shapes[0] if isinstance(body, ConvolutionalBody) else [layers[0].inputs])
+        """Of an observation."""
         self._memory: dict[int, Memory] = {}
-        """By batch size, or by the place of a tape's row."""
+        """By batch size."""
+        self._taped: dict[int, Memory] = {}
+        """By the place of a tape's row."""
         self._newest: list[Tensor] = []
         """The memory of the newest call."""
 
@@ -139,6 +166,11 @@ class Compiled:
         """`[E, n]` what the last layer has read in the newest call: with a head, the body's outputs."""
         return self._newest[len(self._layers) - 1].flatten(1)
 
+    def step(self, observations: Tensor) -> Tensor:
+        """The body's features `[E, F]`, in memory of their own."""
+        outputs = self(observations)
+        return (self.features if self._with_head else outputs).clone()
+
     def renew(self) -> None:
         """The weights are others from now on."""
         self._stale = True
@@ -146,7 +178,7 @@ class Compiled:
     def __call__(self, observations: Tensor) -> Tensor:
         """Outputs `[E, n]` of observations `[E, ...]`. Raises ValueError for those, or weights, of another kind."""
         layers, count, batch = self._layers, len(self._layers), len(observations)
-        if observations.numel() != batch * self._inputs:
+        if observations.shape[1:] != self._shape or not observations.is_cpu:
             raise ValueError(f"observations of shape {tuple(observations.shape)} do not fit this network")
         parts = [part for own in self._parameters for part in own.values() if part is not None]
         found = [(part.data_ptr(), part._version) for part in parts]
@@ -198,12 +230,14 @@ class Compiled:
 
     def _memory_for(self, batch: int, row: tuple[Tensor, ...] | None = None) -> Memory:
         """Memory for `batch` observations and all that is computed from them; a tape's `row` has some of its own."""
-        place = batch if row is None else row[0].data_ptr()
-        if place not in self._memory:
+        known, place = (self._memory, batch) if row is None else (self._taped, row[0].data_ptr())
+        if place not in known:
             parts = self._allocate(batch) if row is None else self._with_row(batch, row)
             pointers = (c_void_p * len(parts))(*(part.data_ptr() for part in parts))
-            self._memory[place] = pointers, parts, parts[len(self._layers)].flatten(1)
-        return self._memory[place]
+            known[place] = pointers, parts, parts[len(self._layers)].flatten(1)
+            if len(self._memory) > SIZES:
+                del self._memory[next(iter(self._memory))]
+        return known[place]
 
     def _allocate(self, batch: int) -> list[Tensor]:
         """Observations, the outputs of all layers, and room for a copy of the last convolution's."""

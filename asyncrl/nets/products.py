@@ -1,7 +1,7 @@
 """Products of large matrices, by the library that is fastest at them.
 
 torch leaves float32 products to MKL, which reaches half of oneDNN's speed on processors that are not Intel's. oneDNN
-also adds the bias and applies the activation.
+also adds the bias and applies tanh.
 """
 
 from __future__ import annotations
@@ -57,14 +57,17 @@ def linear(hidden: Tensor, weight: Tensor, bias: Tensor, activation: str) -> Ten
 
 
 class Linear(torch.autograd.Function):
-    """The same by oneDNN, whose product adds the bias and applies the activation as well."""
+    """The same by oneDNN, whose product adds the bias and applies tanh as well."""
 
     @staticmethod
     def forward(context: Any, hidden: Tensor, weight: Tensor, bias: Tensor, activation: str) -> Tensor:
         """`[B, F]` -> `[B, O]`."""
-        result: Tensor = onednn_linear(hidden, weight, bias, activation, [], "")
+        is_tanh = activation == "tanh"
+        result: Tensor = onednn_linear(hidden, weight, bias, activation if is_tanh else "none", [], "")
+        if not is_tanh:
+            result.relu_()  # oneDNN's makes 0 of NaN
         context.save_for_backward(hidden, weight, result)
-        context.activation = activation
+        context.is_tanh = is_tanh
         return result
 
     @staticmethod
@@ -73,8 +76,7 @@ class Linear(torch.autograd.Function):
         """Gradients of the input, the weight and the bias, from that of the output `[B, O]`."""
         hidden, weight, result = context.saved_tensors
         needs_input, needs_weight, needs_bias, _ = context.needs_input_grad
-        is_tanh = context.activation == "tanh"
-        gradient = tanh_backward(gradient, result) if is_tanh else relu_backward(gradient, result, 0)
+        gradient = tanh_backward(gradient, result) if context.is_tanh else relu_backward(gradient, result, 0)
         return (
             product(gradient, weight) if needs_input else None,
             product(gradient.T, hidden) if needs_weight else None,

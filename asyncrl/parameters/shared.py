@@ -30,8 +30,8 @@ EARLIER_UPDATES, BEGUN, ELSEWHERE, LOST = range(COUNTED, COUNTED + 4)
 """Further columns: updates before the run was resumed, updates begun; in the last row, updates made elsewhere, and
 updates that are counted and in theta no more."""
 MISFIT = (
-    "the checkpoint's optimiser statistics belong to another --optimizer, to other --statistics, or, where each worker "
-    "has its own, of another number of --workers"
+    "the checkpoint's optimiser statistics belong to another --optimizer, to other --statistics or, where each worker "
+    "has its own, to another number of --workers"
 )
 """The error if the statistics in a checkpoint have another shape."""
 

@@ -69,7 +69,7 @@ class ReportData(RunData):
         self.faults = [row for row in supervisor if row.get("event") in FAULTS] + own
         counts = [(name, self.status.get(name)) for name in LOST]
         missing = (self.status.get("unrecorded") or {}).items()
-        self.losses = [*counts, *((f"{name} in no record", count) for name, count in missing)]
+        self.losses = [*counts, *((f"{name} not recorded", count) for name, count in missing)]
 
 
 def read_runs(paths: Sequence[Path]) -> list[ReportData]:

@@ -142,7 +142,7 @@ class Monitor:
     """Follows one run. `look` is called often and does little; every two seconds it writes.
 
     Only a checkpoint that cannot be written ends the run: the rest is bookkeeping, which is tried again, counted and
-    told once.
+    reported once.
     """
 
     def __init__(

@@ -21,7 +21,7 @@ BOOKKEEPING = ("runs_dir", "run_name", "resume", "quiet", "track", "track_projec
 
 
 class Recorder:
-    """Writes what a run tells. What cannot be written now is tried again, counted, and told once."""
+    """Writes what a run reports. What cannot be written now is tried again, counted, and reported once."""
 
     def __init__(
         self, folder: RunFolder, resumed_at: int | None, trackers: Mapping[str, Tracker], say: Callable[[str], None]

@@ -264,7 +264,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     if manifest.pop("sha256", None) != _sum_of(manifest):
         raise BadCheckpoint(f"{file}: damaged, its SHA-256 differs")
     if (name := _misfit(manifest)) is not None:
-        raise BadCheckpoint(f"{file}: {name} is missing or not what it should be")
+        raise BadCheckpoint(f"{file}: {name} is missing or invalid")
     return manifest
 
 
@@ -292,7 +292,7 @@ def _read_tensors(file: Path, expected: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return the tensors of a file once its size and sum agree with the manifest."""
     content = _read(file)
     if len(content) != expected.get("bytes"):
-        raise BadCheckpoint(f"{file}: damaged, {len(content)} bytes in place of {expected.get('bytes')}")
+        raise BadCheckpoint(f"{file}: damaged, {len(content)} bytes instead of {expected.get('bytes')}")
     if hashlib.sha256(content).hexdigest() != expected.get("sha256"):
         raise BadCheckpoint(f"{file}: damaged, its SHA-256 differs")
     try:

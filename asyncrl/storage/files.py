@@ -67,7 +67,7 @@ def disk_trouble(error: BaseException) -> str | None:
     if disk_is_full(error):
         return "the disk is full"
     failing = (errno.EIO, errno.ESTALE, errno.EROFS, errno.ETIMEDOUT, errno.ENXIO)
-    return "the disk fails" if isinstance(error, OSError) and error.errno in failing else None
+    return "the disk is failing" if isinstance(error, OSError) and error.errno in failing else None
 
 
 def write_json(path: Path, data: Any) -> None:

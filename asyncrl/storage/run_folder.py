@@ -39,7 +39,7 @@ LOCK, STATUS = "run.lock", "status.json"
 GOING = ("starting", "running")
 """States of a run that a process is working at."""
 DIED = "died"
-"""The state of a run that was going on when its process came to an end without a word."""
+"""The state of a run whose process ended without reporting it."""
 MAX_NAME_LENGTH = 100
 STAMP = "%Y%m%d-%H%M%S"
 """How the name of a run tells its time."""
@@ -101,7 +101,7 @@ class RunFolder:
             remove_folders(made)
             if isinstance(error, FileExistsError) and run.path.is_dir():
                 raise RunExists(f"{run.path} exists already") from error
-            raise UsageError(f"cannot make the run folder {run.path}: {error.strerror}") from error
+            raise UsageError(f"cannot create the run folder {run.path}: {error.strerror}") from error
         return run
 
     @classmethod

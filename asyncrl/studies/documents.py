@@ -96,14 +96,14 @@ def picture(figure: Figure, path: Path, caption: str) -> Block:
 
 def how_measured(runs: Sequence[Measurement], commands: Sequence[str]) -> list[Block]:
     """How many runs there are, on which machines, and how to repeat them."""
-    states = Counter(run.state or "not made" for run in runs)
+    states = Counter(run.state or "not run" for run in runs)
     replaced = sum(run.restarts > 0 for run in runs if run.complete)
     machines = Counter((run.machine, run.cell.backend, run.cores) for run in runs if run.complete)
     return [
         heading("How it was measured"),
         paragraph(
             f"{len(runs)} runs: {', '.join(f'{count} {state}' for state, count in states.items())}."
-            f"{f' In {replaced} of them workers were replaced, which costs time.' if replaced else ''}"
+            f"{f' In {replaced} of them workers had to be replaced, which costs time.' if replaced else ''}"
         ),
         items([f"{count} {back} on {cores} cores of: {name}" for (name, back, cores), count in machines.items()]),
         code("\n".join(commands)),
@@ -151,7 +151,7 @@ def write_runs(folder: Path, runs: Sequence[tuple[str, Measurement]]) -> Rows:
         rows.append(
             place
             | {
-                "state": run.state or "not made",
+                "state": run.state or "not run",
                 "restarts": run.restarts,
                 "steps": run.steps,
                 "seconds": time_text(run.seconds) if clocked else "",

@@ -166,7 +166,7 @@ class RunningJobs:
         folder = job.folder(self._runs_dir)
         with self._guard:
             if self._stopping:
-                return "not begun"
+                return "not started"
             if is_held(folder / LOCK):  # a run of a study that was killed, where locks are not inherited
                 return "another process is training there"
             if folder.exists():

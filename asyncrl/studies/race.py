@@ -37,11 +37,11 @@ from asyncrl.studies.study import OWN, Cell, Settings, Study
 
 POLICIES = {
     "greedy": "with the best actions",
-    "sampled": "with actions drawn as workers draw them",
-    OWN: "with the actions of each method's own default",
+    "sampled": "with actions sampled as workers sample them",
+    OWN: "with each method's default policy",
 }
 """How all entrants were evaluated."""
-IN_TURNS = "Times mean nothing on the serial backend, whose workers take turns: compare steps."
+IN_TURNS = "Times are meaningless on the serial backend, whose workers take turns: compare steps."
 WIDE = 30
 """From this ratio of the largest time to the smallest on, an axis of times is logarithmic."""
 Named = tuple[str, Measurement]
@@ -183,7 +183,7 @@ def write_report(study: Study, say: Callable[[str], None]) -> Path:
         blocks += _figures(folder / safe_name(env_id), env_id, own, results, colours)
         blocks.append(table([row for row in rows_of_runs if row["environment"] == env_id]))
     blocks += how_measured([run for _, run in runs], study.commands)
-    return write_pages(folder, "Which way of running in parallel is best?", blocks)
+    return write_pages(folder, "Comparison of parallel designs", blocks)
 
 
 # --------------------------------------------------------------------------------------------------------- numbers
@@ -209,10 +209,10 @@ def _conditions(settings: Settings, runs: Sequence[Named]) -> str:
     limits += [f"{settings.max_steps:,} steps"] if settings.max_steps else []
     most = f"; a run had at most {' and '.join(limits)}" if limits else ""
     in_turns = "" if all(run.cell.backend != "serial" for _, run in runs) else f" {IN_TURNS}"
-    aim = "No score to reach" if settings.score is None else f"The score to reach is {settings.score:g}"
+    aim = "There is no target score" if settings.score is None else f"The target score is {settings.score:g}"
     return (
-        f"{aim}, in the mean of {settings.evaluation_episodes} whole episodes {POLICIES[settings.evaluation_policy]}. "
-        f"{finished} of {len(runs)} runs finished{most}.{in_turns}"
+        f"{aim}; scores are means of {settings.evaluation_episodes} whole episodes "
+        f"{POLICIES[settings.evaluation_policy]}. {finished} of {len(runs)} runs finished{most}.{in_turns}"
     )
 
 
@@ -269,15 +269,15 @@ def _overview(folder: Path, ranked: Ranked, colours: Colours) -> list[Block]:
             if until is not None:
                 title = f"{env_id} after {time_text(until / 60)} minutes"
                 row[title] = score_text(result.last_scores(until).median) if result else ""
-    caption = "A dot is a run, a bar the median of the seeds; the best mean place is on top."
+    caption = "Each dot is a run, each bar the median over seeds; the best mean rank is on top."
     panels = [_dots(results, colours, list(places), env_id) for env_id, results in ranked.items()]
     width, height = 1.6 + 2.2 * len(ranked), 0.4 * len(places) + 1.1
     return [
         heading("All environments"),
-        table([row | {"mean place": f"{places[name]:.1f}"} for name, row in rows.items()]),
+        table([row | {"mean rank": f"{places[name]:.1f}"} for name, row in rows.items()]),
         paragraph(
-            "Medians over seeds: the last score, or the time to the score where there is one to reach. Where entrants "
-            "take different times, there is also what each had when the fastest was done."
+            "Medians over seeds: the last score, or the time to the target score if there is one. If entrants take "
+            "different times, the score of each at the time when the fastest finished is shown as well."
         ),
         picture(draw([panels], height, width, share_y="row"), folder / "overview", caption),
     ]
@@ -299,14 +299,14 @@ def _aggregates(folder: Path, ranked: Ranked, colours: Colours) -> list[Block]:
     }
     caption = "The share of an entrant's runs, over all environments, that are better than x."
     return [
-        heading("Run against run"),
+        heading("Pairwise comparison"),
         table(comparison(merits)),
         paragraph(
-            "How likely a run of the row's method is better than one of another, in the mean over environments: sooner "
-            f"at the score, or with a higher last score. Intervals from {LEAST} seeds on. Interquartile mean and "
-            "optimality gap (how far runs fall short of 1) are of the time of the soonest run divided by a run's own, "
-            "or of last scores, with the lowest run of an environment as 0 and the highest as 1 (for Atari, a random "
-            "player and a human)."
+            "The probability that a run of the row's method is better than a run of another (faster to the score, or "
+            f"with a higher last score), averaged over environments. Intervals from {LEAST} seeds on. Interquartile "
+            "mean and optimality gap (how far runs fall short of 1) come from the fastest run's time divided by "
+            "a run's own time, or from last scores, scaled so that the lowest run of an environment is 0 and the "
+            "highest is 1 (for Atari, a random player and a human)."
         ),
         picture(draw_profiles(merits, colours), folder / "profiles", caption),
     ]
@@ -325,7 +325,7 @@ def draw_profiles(merits: Mapping[str, Sequence[Sequence[float]]], colours: Colo
         # Each environment counts alike, however many runs it has.
         shares = np.mean([ecdf(runs).sf.evaluate(x) for runs in own], axis=0)
         marks.append(Line(x, shares, colours[name], name))
-    label = "x: normalised score, or time of the soonest run to the score divided by the run's own"
+    label = "x: normalised score, or the fastest run's time to the score divided by the run's own"
     return draw([[Panel(marks, label, "share of runs better than x", y_limits=(0, 1.02))]], 3.5, 7.0)
 
 
@@ -351,7 +351,7 @@ def _dots(
         marks.append(Line([], [], name="ended before it reached the score", style="", marker=">"))
     until = equal_time(results)
     if until is not None:
-        name = "its score when the fastest entrant was done"
+        name = "its score when the fastest entrant finished"
         marks.append(Line([], [], name=name, style="", marker="o", filled=False, size=4))
     for result, sample in zip(results, samples, strict=True):
         place, colour = names.index(result.name), colours[result.name]
@@ -389,6 +389,6 @@ def _figures(
         panels = [_dots(results, colours, names)] + ([_dots(results, colours, names, steps=True)] if timed else [])
         figure = draw([panels], height, 10.0 if timed else 7.0, share_y="row")
         kind = "arrivals" if timed else "scores"
-        caption = "A dot is a run, a bar the median of the seeds; arrows are runs that never reached the score."
+        caption = "Each dot is a run, each bar the median over seeds; arrows are runs that never reached the score."
         blocks.append(picture(figure, place.with_name(f"{place.name}-{kind}"), caption))
     return blocks

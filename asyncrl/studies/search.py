@@ -153,11 +153,11 @@ def combine(axes: Sequence[Axis]) -> list[Point]:
     """
     for axis in axes:
         if axis.bounds is not None:
-            raise UsageError(f"{axis.flag} has bounds and no number of draws: give it, or --trials for a search")
+            raise UsageError(f"{axis.flag} has bounds but no number of draws: give one, or --trials for a search")
     drawn = [axis for axis in axes if axis.drawn]
     if len({len(axis.values) for axis in drawn}) > 1:
         flags = " and ".join(axis.flag for axis in drawn)
-        raise UsageError(f"drawn settings vary together: draw the same number of {flags}")
+        raise UsageError(f"drawn settings vary together: give {flags} the same number of draws")
     listed = [axis for axis in axes if not axis.drawn]
     names = [axis.field for axis in (*listed, *drawn)]
     together = list(zip(*(axis.values for axis in drawn), strict=True)) or [()]

@@ -44,10 +44,10 @@ NOTE = (
     "Speed-ups are ratios of medians over seeds against one worker, in the mean over environments; brackets show 95 % "
     f"bootstrap intervals, from {LEAST} seeds on. A run that never reached the reference score is censored: it counts "
     "as slower than all that did. The clock starts when all workers are ready, each worker computes in one thread, and "
-    "the evaluator is not one of the workers. Time per step is that of a worker, relative to one alone; beside it is "
+    "the evaluator is not one of the workers. Time per step is that of a worker, relative to one alone; next to it is "
     "the phase that grew most, in milliseconds per step. Amdahl's law and the Universal Scalability Law (USL, with at "
     "least three numbers of workers besides 1) are fitted to the throughput of all points with a core for each worker. "
-    "Points of a single seed are part of no fit and no projection."
+    "Points with a single seed are left out of fits and projections."
 )
 
 
@@ -142,7 +142,7 @@ def write_report(study: Study, price_per_core_hour: float = 0.0) -> Path:
         heading("Reference scores", 3),
         table(references),
     ]
-    return write_pages(folder, "What do more workers buy?", blocks)
+    return write_pages(folder, "Speed-up with more workers", blocks)
 
 
 # ---------------------------------------------------------------------------------------------------------- tables
@@ -384,7 +384,7 @@ def draw_time_split(results: SpeedupResults) -> Figure | None:
             bars.append(Bars(range(len(points)), heights, f"C{i}", phase, floor))
             floor = floor + heights
         ticks = {float(i): str(point.workers) for i, point in enumerate(points)}
-        label = "" if row else "milliseconds of a worker per step"
+        label = "" if row else "milliseconds per step of a worker"
         row.append(Panel(bars, who(backend), label, name_of(series), x_ticks=ticks))
     return draw([row], height=3.0, share_y="all") if phases and results.counts(backend) else None
 
@@ -399,7 +399,7 @@ def draw_cost(results: SpeedupResults) -> Figure | None:
             x, y = [point.workers for point in known], [point.cost(price) or 0.0 for point in known]
             marks.append(Line(x, y, name=name_of(series), marker="o", **results.look(series)))
         if any(len(mark.x) for mark in marks):
-            label = f"money to the reference score\n(at {price:g} per core and hour)"
+            label = f"cost of the reference score\n(at {price:g} per core-hour)"
             row.append(results.over_workers(marks, env_id, label, backend, y_limits=(0, None)))
     return draw([row], height=3.0) if row else None
 
@@ -432,17 +432,17 @@ FIGURES: dict[str, tuple[Callable[[SpeedupResults], Figure | None], str]] = {
     ),
     "staleness": (
         draw_staleness,
-        "How many updates by others a gradient had missed when it was pushed: share of updates, over all runs. The "
-        "last bar has all that missed more.",
+        "Staleness: the number of updates by other workers between the computation of a gradient and its push, as "
+        "shares of all updates over all runs. The last bar includes all larger values.",
     ),
     "time-split": (
         draw_time_split,
-        "Where a worker's time goes: milliseconds per step that it makes, by phase, mean over environments.",
+        "Where a worker's time goes: milliseconds per step, by phase, averaged over environments.",
     ),
     "cost": (
         draw_cost,
-        "Money until the reference score, median over seeds; a core is paid for each worker, at most all cores of the "
-        "machine.",
+        "Cost of reaching the reference score, median over seeds: one core per worker is paid for, at most all cores "
+        "of the machine.",
     ),
 }
 """All figures and their captions, by file name; a figure without enough measurements is left out."""

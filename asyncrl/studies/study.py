@@ -153,7 +153,7 @@ class Study:
         # The files of older versions have no kind, and "" for no ablation. Only a race's cells have no workers.
         self.kind = stored.get("kind") or ("race" if self.cells and not self.cells[0].workers else "speedup")
         if self.kind != kind:
-            raise UsageError(f"{self.runs_dir} is a {self.kind}, no {kind}: choose another --runs-dir")
+            raise UsageError(f"{self.runs_dir} is a {self.kind}, not a {kind}: choose another --runs-dir")
         self.ablation = stored.get("ablation") or "none"
         self.variants: dict[str, Point] = stored.get("variants") or dict(ABLATIONS[self.ablation].variants)
         self.commands: list[str] = stored.get("commands", [])
@@ -181,7 +181,7 @@ class Study:
             if (known.score, known.evaluations) != (reference.score, reference.evaluations):
                 raise UsageError(
                     f"{self._path} has reference score {known.score:g} for {' '.join(key)} "
-                    f"(--reference-evaluations {known.evaluations}), not another"
+                    f"(--reference-evaluations {known.evaluations}): choose another --runs-dir"
                 )
         self.commands += [plan.command] if plan.command not in self.commands else []
         self.ablation = plan.ablation

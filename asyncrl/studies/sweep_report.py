@@ -23,8 +23,8 @@ SCORED_FOR_LINES = 3
 """Parallel coordinates need at least so many runs with a score."""
 CAPTIONS = {
     "scores": "Final score of each run. Crosses are runs without a score: they failed, were stopped or have not been "
-    "made.",
-    "parallel": "A line for each run, by its settings and its best score: yellow is best.",
+    "run.",
+    "parallel": "One line per run through its settings and its best score; yellow is best.",
     "importance": "How much each setting determines whether a run is among the better ones (PED-ANOVA, Watanabe et al. "
     "2023, by Optuna). The shares add up to one; small ones need many runs to mean anything.",
 }
@@ -63,7 +63,7 @@ class SweepResults:
             "environment": run.cell.env_id,
             **{name: self.value(run, name) for name in self.varied},
             "seed": str(run.cell.seed),
-            "state": run.state or "not made",
+            "state": run.state or "not run",
             "steps": str(run.steps),
             "best": "" if best is None else f"{best:.6g}",
             "final": "" if final is None else f"{final:.6g}",

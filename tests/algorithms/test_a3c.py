@@ -214,7 +214,7 @@ def test_the_paper_preset_is_the_paper() -> None:
     ("settings", "message"),
     [
         ({"gae_lambda": 7.0}, "--gae-lambda must be at least 0 and at most 1, got 7.0"),
-        ({"entropy_weights": ()}, "--entropy-weights must be at least one number"),
+        ({"entropy_weights": ()}, "--entropy-weights needs at least one number"),
         ({"entropy_weights": (0.1, -1.0)}, "--entropy-weights must be at least 0"),
         ({"value_cost": -1.0}, "--value-cost must be at least 0"),
         ({"lstm_cells": -1}, "--lstm-cells must be at least 0 and at most 100_000, got -1"),

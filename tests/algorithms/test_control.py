@@ -370,7 +370,7 @@ def test_sac_begins_with_random_actions_and_is_evaluated_without_noise() -> None
     ("env_id", "message"),
     [
         ("CartPole-v1", "CartPole-v1 has discrete actions; asyncrl {} chooses vectors of numbers"),
-        ("tests.algorithms.test_control:Boundless", "has actions without bounds, to which none can be scaled"),
+        ("tests.algorithms.test_control:Boundless", "has unbounded actions; this algorithm scales actions to bounds"),
     ],
 )
 def test_what_they_cannot_act_in_is_refused_in_one_line(

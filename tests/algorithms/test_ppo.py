@@ -199,7 +199,7 @@ def test_as_many_minibatches_as_can_be_learnt_from_are_allowed() -> None:
     ("settings", "message"),
     [
         ({"minibatches": 9, "workers": 2, "envs_per_worker": 1, "t_max": 4}, "must be 1 to the 8 steps of a batch"),
-        ({"minibatches": 5, "workers": 2, "envs_per_worker": 1, "t_max": 4}, "to 4: one step is not normalized"),
+        ({"minibatches": 5, "workers": 2, "envs_per_worker": 1, "t_max": 4}, "to 4: one step cannot be normalised"),
         ({"clip": 0.0}, "--clip must be more than 0"),
         ({"epochs": 0}, "--epochs must be at least 1 and at most 10_000"),
         ({"value_clip": -1.0}, "--value-clip must be at least 0"),

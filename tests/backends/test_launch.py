@@ -102,7 +102,7 @@ def test_each_attempt_of_torchrun_meets_at_a_place_of_its_own() -> None:
     ("environment", "complaint"),
     [
         (MPIRUN | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, "mpirun does not say where rank 0 is: give --init-method tcp"),
-        (TORCHRUN | {"RANK": "4"}, "says that this is rank 4 of 4"),
+        (TORCHRUN | {"RANK": "4"}, "reports an impossible rank: 4 of 4"),
         (TORCHRUN | {"RANK": "x"}, "RANK and WORLD_SIZE must be numbers"),
     ],
 )

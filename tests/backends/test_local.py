@@ -92,7 +92,9 @@ def test_the_learner_computes_with_as_many_threads_as_it_is_given(
     assert torch.get_num_threads() == before
 
 
-@pytest.mark.parametrize(("number", "told"), [(errno.ENOSPC, "is full"), (errno.EIO, "fails"), (errno.ESTALE, "fails")])
+@pytest.mark.parametrize(
+    ("number", "told"), [(errno.ENOSPC, "is full"), (errno.EIO, "is failing"), (errno.ESTALE, "is failing")]
+)
 def test_a_process_that_could_not_save_a_checkpoint_says_so(tmp_path: Path, number: int, told: str) -> None:
     """An evaluator saves the best one. Other errors of files are exceptions like any other."""
     run = make_run(tmp_path)

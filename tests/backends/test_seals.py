@@ -119,7 +119,7 @@ def test_a_rank_with_another_secret_says_so(monkeypatch: pytest.MonkeyPatch) -> 
     first = Board("127.0.0.1", 0, 0, 2, SECRET, serve=True)
 
     with pytest.raises(
-        UsageError, match=r"^what rank 0 says at 127\.0\.0\.1:\d+ does not carry this rank's secret: give"
+        UsageError, match=r"^rank 0's message at 127\.0\.0\.1:\d+ does not carry this rank's secret: set"
     ):
         Board("127.0.0.1", first.port, 1, 2, b"what others know")
 
@@ -127,8 +127,8 @@ def test_a_rank_with_another_secret_says_so(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(
     ("variables", "complaint"),
     [
-        ({}, "^ranks on several machines know each other by a secret: set ASYNCRL_SECRET to the same long"),
-        ({"MASTER_ADDR": "127.0.0.1"}, r"^ranks on several machines cannot meet at 127\.0\.0\.1, which each takes for"),
+        ({}, "^ranks on several machines authenticate with a secret: set ASYNCRL_SECRET to the same long"),
+        ({"MASTER_ADDR": "127.0.0.1"}, r"^ranks on several machines cannot meet at 127\.0\.0\.1, which is local to"),
         ({"ASYNCRL_SECRET": "guess me"}, "^ASYNCRL_SECRET must have at least 16 characters"),
     ],
 )

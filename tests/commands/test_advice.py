@@ -192,8 +192,8 @@ def test_what_a_finished_run_and_one_without_an_evaluation_are_told_to_give(told
     on_the_command_line(run_name="early")
     early = str(Path(PATH).with_name("early"))
     assert main(["evaluate", early]) == 2
-    assert "has no best checkpoint, as no evaluation has ended; give --checkpoint newest\n" in told()
-    with pytest.raises(asyncrl.UsageError, match=r'no evaluation has ended; give checkpoint="newest"$'):
+    assert "has no best checkpoint because no evaluation has finished; use --checkpoint newest\n" in told()
+    with pytest.raises(asyncrl.UsageError, match=r'no evaluation has finished; use checkpoint="newest"$'):
         asyncrl.load(early)
     with pytest.raises(asyncrl.UsageError, match=r'give checkpoint="newest"$'):
         asyncrl.Run.open(early).evaluate()

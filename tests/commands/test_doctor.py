@@ -716,7 +716,7 @@ class TestCommand:
         assert checks[RULES]["verdict"] == "FAIL"
         assert checks[RULES]["remedy"]
         assert checks["each reaches theta exactly once"]["verdict"] == "ok"
-        assert checks["each once, pushed at the same time"]["verdict"] == "ok"
+        assert checks["no concurrent update applied twice"]["verdict"] == "ok"
 
     @pytest.mark.parametrize(
         ("words", "line"),

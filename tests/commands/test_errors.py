@@ -153,9 +153,9 @@ def test_every_flag_refuses_a_wrong_word(algorithm: str, name: str, refuse: Call
         ("--zebra 5", "there is no --zebra"),
         ("-w 5", "there is no -w"),
         ("--workers 0", "--workers must be at least 1 and at most 10_000, got 0"),
-        ("--frame-skip 4", "--frame-skip means nothing in Catch: leave it out"),
-        ("--env-id CartPole-v1 --life-loss", "--life-loss means nothing in CartPole-v1: leave it out"),
-        ("--env-id CartPole-v1 --noop-max 0", "--noop-max means nothing in CartPole-v1: leave it out"),
+        ("--frame-skip 4", "--frame-skip has no effect in Catch: leave it out"),
+        ("--env-id CartPole-v1 --life-loss", "--life-loss has no effect in CartPole-v1: leave it out"),
+        ("--env-id CartPole-v1 --noop-max 0", "--noop-max has no effect in CartPole-v1: leave it out"),
         (
             "--env-id CartPole-v1 --image-size 42",
             "--image-size is for grey and colour images of at least 36 rows; CartPole-v1 observes a vector [4]",
@@ -411,7 +411,7 @@ def test_a_file_in_place_of_the_runs_is_refused(tmp_path: Path, refuse: Callable
 
     refusal = refuse("--runs-dir", str(place))
 
-    assert (refusal.code, refusal.line.startswith(f"cannot make the run folder {place}")) == (2, True)
+    assert (refusal.code, refusal.line.startswith(f"cannot create the run folder {place}")) == (2, True)
     assert place.read_text() == "mine"
 
 
@@ -488,14 +488,14 @@ def test_the_program_lists_its_commands(capfd: pytest.CaptureFixture[str]) -> No
     assert asyncrl(["nope"]) == 2
     out, error = capfd.readouterr()
     assert (out, error.count("\n")) == ("", 1)
-    assert error.startswith("asyncrl: error: no command 'nope'; there are a2c, ")
+    assert error.startswith("asyncrl: error: there is no command 'nope'; the commands are a2c, ")
 
 
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ("evalute runs", "asyncrl: error: no command 'evalute'; perhaps you meant evaluate"),
-        ("PPO", "asyncrl: error: no command 'PPO'; perhaps you meant ppo"),
+        ("evalute runs", "asyncrl: error: there is no command 'evalute'; perhaps you meant evaluate"),
+        ("PPO", "asyncrl: error: there is no command 'PPO'; perhaps you meant ppo"),
         ("train PPO", "asyncrl train PPO: error: there is no algorithm 'PPO'; perhaps you meant ppo"),
         ("train --resume nowhere", "asyncrl train: error: "),
         ("train", "asyncrl train: error: name an algorithm first: a2c, "),

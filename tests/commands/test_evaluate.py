@@ -243,7 +243,7 @@ def test_a_folder_of_runs_has_a_row_for_each_and_a_total(
     assert main([str(tmp_path / "runs"), "--episodes", "4", "--json"]) == 0
 
     captured = capsys.readouterr()
-    assert captured.err.startswith(f"left out: {tmp_path / 'runs' / 'broken'}: ")
+    assert captured.err.startswith(f"skipped: {tmp_path / 'runs' / 'broken'}: ")
     said = json.loads(captured.out)
     assert [Path(one["run"]).name for one in said["results"]] == ["one", "two"]
     (total,) = said["totals"]
@@ -299,8 +299,8 @@ def test_checkpoints_can_be_named(catch: Path, evaluate: Callable[..., dict[str,
     ("words", "line"),
     [
         (["--episodes", "0"], "--episodes must be 1 to 1_000_000, got 0"),
-        (["--greedy", "--sampled"], "--greedy and --sampled exclude each other: give one of them"),
-        (["--checkpoint", "step_9"], "checkpoints/step_9: no such checkpoint; there are step_000000000000, "),
+        (["--greedy", "--sampled"], "--greedy and --sampled are mutually exclusive: give only one"),
+        (["--checkpoint", "step_9"], "checkpoints/step_9: no such checkpoint; available: step_000000000000, "),
         (["--seed", "-1"], "--seed must lie between 0 and 2^63, got -1"),
         (["--loud"], "there is no --loud"),
         (["--protocol", "no-op-starts"], "--protocol no-op-starts is for Atari, not for Catch: leave it out"),
@@ -350,7 +350,7 @@ class TestBrokenRuns:
 
         line = refusal([str(broken)], capsys)
         assert "damaged, its SHA-256 differs" in line
-        assert "there are step_000000000000" in line
+        assert "available: step_000000000000" in line
 
     def test_a_foreign_algorithm_is_not_imported(self, broken: Path, capsys: pytest.CaptureFixture[str]) -> None:
         """config.json could name any module."""
@@ -412,7 +412,7 @@ class TestVideo:
 
         said = refusal([str(run), "--video", str(tmp_path / "x.mp4")], capsys)
 
-        assert f"CartPole-v1 draws with a package that is missing: {to_install('video')}" in said
+        assert f"CartPole-v1 needs a package for drawing: {to_install('video')}" in said
         assert not (tmp_path / "x.mp4").exists()
 
     @pytest.mark.parametrize("display", ["", ":0"])

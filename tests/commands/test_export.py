@@ -75,7 +75,7 @@ def test_onnxruntime_does_what_the_agent_does_on_1000_observations(
 
     assert main([str(cartpole), "--onnx", str(file)]) == 0
 
-    assert "1,000 of 1,000 actions the same" in capsys.readouterr().out
+    assert "1,000 of 1,000 actions match" in capsys.readouterr().out
     session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
     observations, actions = play(cartpole, 1000)
     assert len(set(actions)) == 2
@@ -114,7 +114,7 @@ def test_both_programs_do_what_any_agent_does(
 
     assert main([str(run), "--onnx", str(tmp_path / "a.onnx"), "--torch", str(tmp_path / "a.pt2")]) == 0
 
-    assert capsys.readouterr().out.count("1,000 of 1,000 actions the same") == 2
+    assert capsys.readouterr().out.count("1,000 of 1,000 actions match") == 2
 
 
 @pytest.mark.slow
@@ -143,7 +143,7 @@ def test_parts_and_masks_are_inputs_of_both_programs(
 
     assert main([str(run), "--onnx", str(onnx), "--torch", str(program), "--trust"]) == 0
 
-    assert capsys.readouterr().out.count("1,000 of 1,000 actions the same") == 2
+    assert capsys.readouterr().out.count("1,000 of 1,000 actions match") == 2
     session = runtime.InferenceSession(str(onnx), providers=["CPUExecutionProvider"])
     assert [one.name for one in session.get_inputs()] == inputs
     if "action_mask" in inputs:
@@ -236,7 +236,7 @@ def test_a_model_that_says_something_else_is_noticed(cartpole: Path) -> None:
     [
         ([], "name a file to write: --onnx FILE, --torch FILE or --safetensors FILE"),
         (["--onnx", "nowhere/a.onnx"], "nowhere/a.onnx: there is no such folder"),
-        (["--onnx", "same", "--torch", "./same"], "--onnx, --torch and --safetensors need a file each"),
+        (["--onnx", "same", "--torch", "./same"], "--onnx, --torch and --safetensors must name different files"),
         (["--torch", "a.pt2", "--checkpoint", "step_9"], "step_9: no such checkpoint"),
     ],
 )

@@ -52,7 +52,7 @@ def test_a_run_is_made_again_by_its_own_file(tmp_path: Path, capsys: pytest.Capt
     assert asyncrl(["train", "--config", file, *place, "--run-name", "again"]) == 0
     assert asyncrl(["ppo", "--config", file, *place]) == 2
 
-    assert "has settings of a3c, not of ppo" in capsys.readouterr().err
+    assert "has settings for a3c, not for ppo" in capsys.readouterr().err
     first, again = (status_of(tmp_path / "a3c" / "Catch" / name) for name in ("first", "again"))
     assert (first["worker_steps"], first["best_score"]) == (again["worker_steps"], again["best_score"])
 

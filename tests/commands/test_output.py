@@ -105,7 +105,7 @@ def test_records_that_find_no_room_do_not_end_a_run(tmp_path: Path, backend: str
     assert (status["state"], status["exit_code"], "traceback" in status) == ("finished", 0, False)
     missing, steps = status["unwritten"]["records"], status["unrecorded"]["steps"]
     assert min(missing, steps) > 0
-    assert f"\ncould not be written: {missing:,} rows of records; {steps:,} steps are in no row of a worker\n" in out
+    assert f"\ncould not be written: {missing:,} record rows; {steps:,} steps are in no worker's records\n" in out
     rows = [row for file in run.glob("worker-*.jsonl") for row in read_records(file)]
     assert sum(row.get("worker_steps", 0) for row in rows) + steps == sum(status["worker_steps"])
     checkpoint, skipped = load_newest(run / "checkpoints")
@@ -136,7 +136,7 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run(
     out, errors = capfd.readouterr()
     assert (code, errors) == (1, "")
     reason = f"could not be written in 3 tries: {os.strerror(number)}"
-    trouble = "the disk is full" if number == errno.ENOSPC else "the disk fails"
+    trouble = "the disk is full" if number == errno.ENOSPC else "the disk is failing"
     assert re.search(rf"^failed: {trouble}: the checkpoint of step [0-9,]+ {reason}; best", out, re.M)
     assert re.search(rf"^could not be written: status\.json \({os.strerror(number)}\)$", out, re.M)
     checkpoint, skipped = load_newest(the_run(tmp_path) / "checkpoints")

@@ -98,7 +98,7 @@ def test_without_pictures_a_film_shows_what_the_agent_sees(
     assert main([str(run), "--out", str(tmp_path / "film.gif"), "--steps", "5"]) == 0
 
     told = capsys.readouterr().err
-    assert "draws with a package that is missing: pip install " in told
+    assert "needs a package for drawing: pip install " in told
     assert "[video]\"; showing the agent's observations instead" in told
     look = look_of(load_run(run), 401)
     assert look.names == ("left", "right")
@@ -185,7 +185,7 @@ def test_pictures_of_other_forms_and_sizes_become_a_film_of_one_size(tmp_path: P
     [
         (["--out", "x.png"], "--out x.png: the name of a film must end in .gif, .mp4, .mkv or .mov"),
         (["--out", "no/x.gif"], "--out no/x.gif: there is no such folder"),
-        (["--greedy", "--sampled"], "--greedy and --sampled exclude each other"),
+        (["--greedy", "--sampled"], "--greedy and --sampled are mutually exclusive"),
         (["--steps", "0"], "--steps must be 1 to 100_000, got 0"),
         (["--skip", "50", "--out", "x.gif"], "the episode ended before step 50: give a smaller --skip"),
     ],

@@ -110,8 +110,8 @@ def test_lists_that_hold_themselves_or_are_too_deep_are_objects_too() -> None:
     ("given", "line"),
     [
         ({"value": (i for i in range(3))}, "env_kwargs value: a generator cannot be passed to other processes"),
-        ({"no name": 1}, "env_kwargs takes names of arguments, got 'no name'"),
-        ({1: 2}, "env_kwargs takes names of arguments, got 1"),
+        ({"no name": 1}, "env_kwargs takes argument names as keys, got 'no name'"),
+        ({1: 2}, "env_kwargs takes argument names as keys, got 1"),
     ],
 )
 def test_what_cannot_travel_is_refused_by_name(given: dict[Any, Any], line: str) -> None:
@@ -122,7 +122,7 @@ def test_what_cannot_travel_is_refused_by_name(given: dict[Any, Any], line: str)
 
 def test_a_file_of_settings_hands_nothing_over() -> None:
     """TOML has dates."""
-    with pytest.raises(UsageError, match="env_kwargs when is a date, which is no literal"):
+    with pytest.raises(UsageError, match="env_kwargs when is a date, which is not a Python literal"):
         write_argument("when", __import__("datetime").date(2026, 1, 2))
 
 

@@ -100,7 +100,7 @@ def test_a_run_is_repeated_by_its_config_json(tmp_path: Path) -> None:
 
     place = {"run_name": "", "runs_dir": "runs", "quiet": False, "resume": ""}
     assert to_plain(again) == to_plain(first) | place | {"seed": 8}
-    with pytest.raises(UsageError, match="has settings of a3c, not of ppo"):
+    with pytest.raises(UsageError, match="has settings for a3c, not for ppo"):
         config_of("--config", str(tmp_path / "config.json"), algorithm="asyncrl.ppo")
 
 

@@ -33,7 +33,7 @@ def test_each_word_is_foreign_and_stands_for_settings_that_there_are() -> None:
         ("apex", "--batch-size 64", "there is no --batch-size; perhaps you meant --minibatch"),
         ("apex", "--target-update-interval 9", "there is no --target-update-interval; perhaps you meant --target-int"),
         ("a3c", "--lambda 0.9", "there is no --lambda; perhaps you meant --gae-lambda"),
-        ("a3c", "--learning-starts 9", "there is no --learning-starts; other algorithms have it as --warmup-steps"),
+        ("a3c", "--learning-starts 9", "there is no --learning-starts; other algorithms call it --warmup-steps"),
         ("a3c", "--zzz 9", "there is no --zzz"),
     ],
 )

@@ -91,5 +91,5 @@ def test_a_long_run_has_the_settings_that_were_tuned(algorithm: str) -> None:
 def test_long_runs_elsewhere_have_the_default() -> None:
     """And whoever asks for a preset that does not exist is told so."""
     assert configure("asyncrl.a2c", ["--env-id", "CartPole-v1", "--total-steps", "20000000"]).config.preset == "default"
-    with pytest.raises(UsageError, match="preset: a2c has none for long runs in CartPole-v1"):
+    with pytest.raises(UsageError, match="a2c has no preset long for CartPole-v1"):
         configure("asyncrl.a2c", ["--env-id", "CartPole-v1", "--preset", "long"])

@@ -95,7 +95,7 @@ def test_the_evaluator_does_not_explore_unless_asked() -> None:
         ({"epsilons": (2.0,)}, "--epsilons must be at least 0 and at most 1"),
         ({"evaluation_epsilon": 1.5}, "--evaluation-epsilon must be at least 0 and at most 1"),
         ({"epsilon_probabilities": (0.5, 0.5)}, "must have the same length"),
-        ({"epsilon_probabilities": (0.0, 0.0, 0.0)}, "--epsilon-probabilities must be probabilities"),
+        ({"epsilon_probabilities": (0.0, 0.0, 0.0)}, "--epsilon-probabilities must not all be 0"),
         ({"target_interval_steps": 0}, "--target-interval-steps must be at least 1"),
         ({"exploration_steps": -1}, "--exploration-steps must be at least 0"),
         ({"temperatures": (0.0, 1.0)}, "--temperatures must be more than 0"),

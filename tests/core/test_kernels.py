@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _multiprocessing
 import os
 import subprocess
 import sys
@@ -98,3 +99,16 @@ def test_only_a_library_of_these_sources_is_used(tmp_path: Path, monkeypatch: py
     (tmp_path / "_kernels.abi3.so").symlink_to(kernels.LIBRARY._name)
     (tmp_path / "kernels.c").write_text("/* newer */")
     assert kernels.load() == (None, "compiled from other sources")
+    for source in Path(kernels.LIBRARY._name).parent.glob("[a-z]*.c"):
+        (tmp_path / source.name).write_bytes(source.read_bytes())
+    (tmp_path / ".#kernels.c").symlink_to("an editor's lock of nothing")
+    assert kernels.load()[1] == ""
+
+
+@pytest.mark.skipif(kernels.LIBRARY is None, reason="there is no library here")
+def test_another_library_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Built from something else, without the functions that a call needs."""
+    monkeypatch.delenv("ASYNCRL_KERNELS", raising=False)
+    monkeypatch.setattr(kernels, "__file__", str(tmp_path / "kernels.py"))
+    (tmp_path / "_kernels.abi3.so").symlink_to(_multiprocessing.__file__)
+    assert kernels.load() == (None, "not compiled")

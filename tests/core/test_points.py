@@ -106,13 +106,13 @@ def test_a_function_of_the_remaining_progress_becomes_points() -> None:
 @pytest.mark.parametrize(
     ("given", "line"),
     [
-        ({"learning_rate": lambda _: -1.0}, "learning_rate must be a number of at least 0 at every moment, got -1.0"),
-        ({"learning_rate": lambda _: math.inf}, "at every moment, got inf"),
+        ({"learning_rate": lambda _: -1.0}, "learning_rate must be finite and at least 0 throughout the run, got -1.0"),
+        ({"learning_rate": lambda _: math.inf}, "throughout the run, got inf"),
         ({"learning_rate": lambda x: 1 / (x - 1)}, "called with the remaining progress 1: ZeroDivisionError"),
         ({"learning_rate": lambda: 1.0}, "called with the remaining progress 1: TypeError"),
-        ({"learning_rate": [(0.5, 1), (0, 1)]}, "shares of the run rise from 0 to 1"),
+        ({"learning_rate": [(0.5, 1), (0, 1)]}, "shares of the run must rise from 0 to 1"),
         ({"learning_rate": [(0, 1), 2]}, "learning_rate takes pairs of a share of the run and a value"),
-        ({"learning_rate": abs, "learning_rate_schedule": "linear"}, "give no learning_rate_schedule"),
+        ({"learning_rate": abs, "learning_rate_schedule": "linear"}, "leave out learning_rate_schedule"),
     ],
 )
 def test_a_function_that_cannot_be_a_schedule_is_one_line(given: dict[str, Any], line: str) -> None:

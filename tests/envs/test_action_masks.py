@@ -102,11 +102,11 @@ def test_pixels_with_a_mask_stay_bytes() -> None:
     ("name", "arguments", "line"),
     [
         ("told", {}, r'step 0 .*info has no "action_mask", an array of 0 and 1 for each of the 3 actions: add it, or '),
-        ("told", {"masks": ([0, 0, 0],)}, "the action mask allows no action, and the episode has not terminated"),
+        ("told", {"masks": ([0, 0, 0],)}, "the action mask allows no action, but the episode has not terminated"),
         ("told", {"masks": ([1, 0],)}, r"the action mask is not 3 numbers, each 0 or 1, but int64 \[2\]"),
         ("told", {"masks": ([1, 0, 2],)}, r"the action mask is not 3 numbers, each 0 or 1, but int64 \[3\]"),
         ("told", {"masks": ([1, 1, 1], [0, 0, 0])}, "step 1 .*the action mask allows no action"),
-        ("joystick", {}, "--action-masks is for Discrete actions, and .*:joystick has MultiDiscrete: leave it out, or"),
+        ("joystick", {}, "--action-masks is for Discrete actions, but .*:joystick has MultiDiscrete: leave it out, or"),
     ],
 )
 def test_a_mask_that_is_none_is_one_line(name: str, arguments: dict[str, Any], line: str) -> None:
@@ -117,19 +117,19 @@ def test_a_mask_that_is_none_is_one_line(name: str, arguments: dict[str, Any], l
 
 
 def test_continuous_actions_have_no_masks() -> None:
-    with pytest.raises(UsageError, match="--action-masks is for Discrete actions, and Pendulum-v1 has Box"):
+    with pytest.raises(UsageError, match="--action-masks is for Discrete actions, but Pendulum-v1 has Box"):
         EnvSpec("Pendulum-v1", action_masks=True).probe()
 
 
 @pytest.mark.parametrize("env_id", ["ALE/Pong-v5", "Catch"])
 def test_masks_mean_nothing_where_all_actions_are_valid(env_id: str) -> None:
-    with pytest.raises(UsageError, match="--action-masks means nothing in"):
+    with pytest.raises(UsageError, match="--action-masks has no effect in"):
         EnvSpec(env_id, action_masks=True)
 
 
 @pytest.mark.parametrize("setting", [{"frame_skip": 2}, {"sticky_actions": 0.1}])
 def test_repeated_actions_are_refused(setting: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="--action-masks does not go with --frame-skip or --sticky-actions"):
+    with pytest.raises(UsageError, match="--action-masks cannot be used with --frame-skip or --sticky-actions"):
         EnvSpec("asyncrl.envs.doors:Doors", action_masks=True, **setting).probe()
 
 

@@ -49,8 +49,8 @@ def test_what_shows_a_picture_is_one(rendered: Any, picture: Any) -> None:
 @pytest.mark.parametrize(
     ("rendered", "line"),
     [
-        (None, "nothing; it needs render_mode rgb_array"),
-        ("a map", "text; it needs render_mode rgb_array"),
+        (None, "nothing; it must return a picture"),
+        ("a map", "text; it must return a picture"),
         ([], "a list, not a picture"),
         ([[1, 2], [3]], "a list, not a picture"),
         (3, "a int, not a picture"),

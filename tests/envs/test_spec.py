@@ -60,7 +60,7 @@ def test_a_runs_settings_are_its_environments() -> None:
 )
 def test_a_setting_that_means_nothing_is_refused(env_id: str, settings: dict[str, Any], flag: str) -> None:
     """Rather than taken without effect."""
-    with pytest.raises(UsageError, match=f"^--{flag} means nothing in {env_id}: leave it out$"):
+    with pytest.raises(UsageError, match=f"^--{flag} has no effect in {env_id}: leave it out$"):
         EnvSpec(env_id, **settings)
 
 
@@ -104,8 +104,8 @@ def test_the_description_of_a_game_states_every_setting() -> None:
     spec = EnvSpec("ALE/Pong-v5", sticky_actions=0.25, life_loss=True, env_kwargs=("mode=1",))
     assert spec.describe() == (
         "ALE/Pong-v5: 6 actions, observation uint8 [4, 42, 42], minimal action set, frame skip 4 (maximum of the last "
-        "2), sticky actions 0.25, 1 to 30 no-ops, a lost life ends learning's episode, images 42x42, stack 4, at most "
-        "27000 steps = 108000 frames, mode=1"
+        "2), sticky actions 0.25, 1 to 30 no-ops, a lost life ends the training episode, images 42x42, stack 4, at "
+        "most 27000 steps = 108000 frames, mode=1"
     )
 
 

@@ -127,7 +127,7 @@ def test_a_manifest_with_right_sums_and_wrong_entries_is_skipped_by_name(tmp_pat
     assert found.steps == 1
     for line, path in zip(skipped, (third, second), strict=True):
         assert line.startswith(f"skipped a checkpoint: {path}/")
-    named = f"{key} is missing or not what it should be"
+    named = f"{key} is missing or invalid"
     assert named in skipped[1]
     assert named in skipped[0] or key == "files"  # then it may be the one of the two files
 

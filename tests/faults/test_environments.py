@@ -245,8 +245,8 @@ OWN = ["--env-id", "module:Env", "--network", "module:body"]
     [
         ("import", "exit", "the import of module:Env: SystemExit: 0"),
         ("init", "quit", "module:Env: Env() failed: SystemExit: None"),
-        ("reset", "exit", "broke in reset() after 0 steps of an episode: SystemExit: 0"),
-        ("step", "cancel", "broke in step() after 0 steps of an episode: CancelledError"),
+        ("reset", "exit", "failed in reset() after 0 steps of an episode: SystemExit: 0"),
+        ("step", "cancel", "failed in step() after 0 steps of an episode: CancelledError"),
         ("network", "exit", "--network module:body failed: SystemExit: 0"),
         ("init", "hang", "module:Env: Env() did not return within 1 seconds"),
         ("reset", "hang", "module:Env's reset() did not return within 1 seconds"),
@@ -293,7 +293,7 @@ def test_an_environment_that_ends_the_program_in_a_step_is_broken(
 
     status = status_of(the_run(tmp_path / "runs"))
     assert (status["state"], status["exit_code"]) == ("failed", 1)
-    assert "module:Env broke in step()" in status["reason"]
+    assert "module:Env failed in step()" in status["reason"]
     assert "SystemExit: 0" in status["reason"]
 
 
@@ -303,8 +303,8 @@ def test_an_environment_that_ends_the_program_in_a_step_is_broken(
     ("where", "how", "line"),
     [
         ("init", "float64", "torch's default dtype"),
-        ("reset", "no_grad", "torch's recording of gradients"),
-        ("step", "environ", "variables of the environment"),
+        ("reset", "no_grad", "torch's gradient recording"),
+        ("step", "environ", "environment variables"),
         ("init", "folder", "the working folder"),
         ("close", "raise", ""),
         ("close", "exit", ""),

@@ -130,7 +130,7 @@ def test_without_rank_0_the_others_leave_and_say_so(tmp_path: Path) -> None:
 
         assert ranks.code_of(1) == 1
         (line,) = ranks.said(1).splitlines()
-        assert line.startswith(f"asyncrl: rank 1 on {HOST}: rank 0 at 127.0.0.1 is gone, and the run with it")
+        assert line.startswith(f"asyncrl: rank 1 on {HOST}: rank 0 at 127.0.0.1 is gone, which ends the run")
         assert gone(processes)
         load_newest(the_run(tmp_path) / "checkpoints")
 

@@ -223,7 +223,7 @@ def test_a_learner_that_died_within_an_update_is_followed_from_the_newest_checkp
     folder = run.spec.folder.path
     events = [row for row in read_records(folder / "supervisor.jsonl") if row.get("event") == "restarted"]
     assert [(event["who"], event["cause"]) for event in events] == [
-        ("learner", "was killed by SIGKILL within an update; the parameters are those of step 0 again")
+        ("learner", "was killed by SIGKILL during an update; the parameters of step 0 are restored")
     ]
     status = status_of(folder)
     assert status["learner_restarts"] == 1
@@ -257,8 +257,8 @@ def test_a_run_that_ends_with_its_learner_is_saved_as_its_newest_checkpoint_was(
     assert all(float(tensor.abs().max()) < 100 for tensor in checkpoint.parameters.values())
     if trouble == "dies":
         assert outcome.reason == (
-            "the learner failed too often: it was killed by SIGKILL within an update; "
-            "the parameters are those of step 0 again"
+            "the learner failed too often: it was killed by SIGKILL during an update; "
+            "the parameters of step 0 are restored"
         )
     else:
         assert outcome.reason == "learner raised RuntimeError: the wheels came off"

@@ -85,7 +85,7 @@ def test_a_disk_that_fills_up_during_the_run_ends_it_and_spares_the_last_checkpo
 
     assert result.returncode == 1, result.stderr
     assert re.search(r"^failed: .*the disk is full", result.stdout, re.M)  # of the command, or of the evaluator
-    assert re.search(r"^could not be written: .* rows of records, .*status\.json \(No space left", result.stdout, re.M)
+    assert re.search(r"^could not be written: .* record rows, .*status\.json \(No space left", result.stdout, re.M)
     assert "Traceback" not in result.stderr
     checkpoint, skipped = load_newest(the_run(copy) / "checkpoints")
     assert (checkpoint.steps >= 0, skipped) == (True, [])

@@ -262,7 +262,7 @@ def test_a_killed_evaluator_is_replaced_and_never_disturbs_training(tmp_path: Pa
 @pytest.mark.parametrize(
     ("trouble", "cause"),
     [
-        ("raise RuntimeError('no picture')", "broke in step()"),
+        ("raise RuntimeError('no picture')", "failed in step()"),
         pytest.param("time.sleep(10_000)", "made no progress for 10 seconds", marks=pytest.mark.slow),
     ],
 )
@@ -366,5 +366,5 @@ def test_ends_that_say_little_are_told_all_the_same() -> None:
         pid = None
 
     assert how_it_died(cast(Any, Ended())) == "was killed by signal 40"
-    assert last_line("") == "something that could not be stored"
+    assert last_line("") == "an exception that could not be stored"
     assert last_line("Traceback\n  x\nValueError: 3\n") == "ValueError: 3"

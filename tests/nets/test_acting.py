@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import re
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import pytest
 import torch
 from torch import Tensor, nn
@@ -14,8 +17,11 @@ from asyncrl.core.flat import flatten_parameters
 from asyncrl.core.spaces import Spaces
 from asyncrl.core.updates import UpdateRule
 from asyncrl.nets import acting
-from asyncrl.nets.acting import act_compiled
-from asyncrl.nets.trunk import compute_in
+from asyncrl.nets.acting import Compiled, act_compiled
+from asyncrl.nets.actor_critic import ActorCritic
+from asyncrl.nets.bodies import Body, VectorBody
+from asyncrl.nets.convolutions import ConvolutionalBody
+from asyncrl.nets.trunk import Trunk, compute_in
 from asyncrl.runtime import roles
 from asyncrl.runtime.loops import Replica
 from tests.support import make_run, shared_store
@@ -147,8 +153,135 @@ def test_observations_that_do_not_fit_are_refused() -> None:
     network = network_of("a3c", VECTOR)
     act_compiled(network, changing=False)
 
-    with pytest.raises(ValueError, match=r"\(2, 4\) do not fit"):
-        network.policy_at(torch.zeros(2, 4))
+    for shape in ((2, 4), (2, 1, 5)):
+        with torch.inference_mode(), pytest.raises(ValueError, match=rf"{re.escape(str(shape))} do not fit"):
+            network.policy_at(torch.zeros(*shape))
+
+
+@compiled
+@pytest.mark.parametrize("algorithm", ["a3c", "n_step_q"])
+def test_a_loss_of_what_acting_gives_has_its_gradient(algorithm: str) -> None:
+    """Also after acting, which has no gradient."""
+    network, plain = (network_of(algorithm, VECTOR) for _ in range(2))
+    act_compiled(network, changing=False)
+    outputs(network, torch.ones(2, 5))
+
+    found = []
+    for one in (network, plain):
+        given = (
+            one.values_at(torch.ones(2, 5))[0] if algorithm == "n_step_q" else one.policy_at(torch.ones(2, 5))[0].logits
+        )
+        (given**2).sum().backward()
+        found.append([parameter.grad for parameter in one.trunk.parameters()])
+    assert all(
+        gradient is not None and torch.equal(gradient, expected) for gradient, expected in zip(*found, strict=True)
+    )
+
+
+class Normed(Trunk):
+    """Does something after the body."""
+
+    def step(self, observations: Tensor, state: Any) -> tuple[Tensor, Any]:
+        features, state = super().step(observations, state)
+        return features - features.mean(-1, keepdim=True), state
+
+
+class Doubled(nn.Linear):
+    """A head that is not torch's own."""
+
+    def forward(self, features: Tensor) -> Tensor:
+        return 2 * super().forward(features)
+
+
+def another_trunk(network: Any) -> None:
+    network.trunk = Normed(network.trunk.body)
+
+
+def another_head(network: Any) -> None:
+    head = network.policy
+    network.policy = Doubled(head.in_features, head.out_features)
+    network.policy.load_state_dict(head.state_dict())
+
+
+def no_bias(network: Any) -> None:
+    network.policy.bias = None
+
+
+def weight_norm(network: Any) -> None:
+    nn.utils.parametrizations.weight_norm(network.policy)
+
+
+def second_trunk(network: Any) -> None:
+    network.predictor = Trunk(VectorBody(5, (32,)))
+
+
+def only_the_second_known(network: Any) -> None:
+    network.predictor, network.trunk = network.trunk, Trunk(TwoLayers())
+
+
+class TwoLayers(Body):
+    """A user's own."""
+
+    features = 64
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(5, 20), nn.Linear(20, 64))
+
+    def forward(self, observations: Tensor) -> Tensor:
+        return self.layers(observations)
+
+
+@compiled
+@pytest.mark.parametrize(
+    "change", [another_trunk, another_head, no_bias, weight_norm, second_trunk, only_the_second_known]
+)
+def test_networks_that_only_look_like_known_ones_act_as_they_do(change: Any) -> None:
+    network, plain = (network_of("a3c", VECTOR) for _ in range(2))
+    for one in (network, plain):
+        torch.manual_seed(1)
+        change(one)
+    act_compiled(network, changing=False)
+
+    assert_same(outputs(network, observations := torch.randn(3, 5)), outputs(plain, observations))
+
+
+@compiled
+def test_only_the_first_convolution_may_have_a_border() -> None:
+    torch.manual_seed(1)
+    body = ConvolutionalBody((3, 8, 8), ((16, 3, 1, 1), (16, 3, 1, 1)), (32,), raw_pixels=False)
+    network = ActorCritic(Trunk(body), 4)
+
+    assert act_compiled(network, changing=False) == []
+
+
+@compiled
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda network: cloudpickle.loads(cloudpickle.dumps(network))])
+@pytest.mark.parametrize("spaces", [VECTOR, CONTINUOUS], ids=["discrete", "continuous"])
+def test_copies_act_with_their_own_weights(copied: Any, spaces: Spaces) -> None:
+    network, plain = (network_of("a3c", spaces) for _ in range(2))
+    act_compiled(network, changing=False)
+    observations = observations_of(spaces, 3)
+    outputs(network, observations)
+    frozen = copied(network)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.mul_(1.5)
+
+    assert_same(outputs(frozen, observations), outputs(plain, observations))
+    assert not torch.allclose(outputs(network, observations), outputs(plain, observations))
+
+
+@compiled
+def test_memory_does_not_grow_with_each_batch_size() -> None:
+    network, plain = (network_of("a3c", VECTOR) for _ in range(2))
+    found = Compiled(network.trunk.body, network.policy, changing=False)
+    with torch.inference_mode():
+        for batch in (*range(1, 30), 3, 3):
+            observations = torch.randn(batch, 5)
+            assert_same(found(observations), outputs(plain, observations))
+
+    assert len(found._memory) == acting.SIZES
 
 
 @compiled

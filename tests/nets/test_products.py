@@ -51,6 +51,20 @@ def test_outputs_and_gradients_are_those_of_the_formula(batch: int, inputs: int,
 
 
 @needs_onednn
+@pytest.mark.parametrize("activation", ["relu", "tanh"])
+def test_a_nan_is_not_hidden(activation: str) -> None:
+    """Neither by a ReLU: parameters that are not finite must be found."""
+    weight, bias = layer_of(96, 64)
+    with torch.no_grad():
+        weight[3, 5] = torch.nan
+
+    made = linear(torch.ones(256, 96), weight, bias, activation)
+
+    assert made[:, 3].isnan().all()
+    assert made.isfinite().sum() == 256 * 63
+
+
+@needs_onednn
 def test_only_the_gradients_that_are_needed_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of an input alone, as for the slope of an action value, and of the parameters alone, as in a first layer."""
     weight, bias = layer_of(96, 64)

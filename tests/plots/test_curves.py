@@ -197,7 +197,7 @@ def test_runs_without_evaluations_are_left_out(tmp_path: Path, capsys: pytest.Ca
 
     out, error = capsys.readouterr()
     assert out == f"{tmp_path / 'out.png'}\n"
-    assert error == f"left out: {runs[1]} has no evaluations yet\n"
+    assert error == f"skipped: {runs[1]} has no evaluations yet\n"
     assert imread(tmp_path / "out.png").shape[0] > 300
 
 

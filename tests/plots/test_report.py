@@ -131,10 +131,10 @@ def test_methods_are_compared_run_against_run(runs: list[Path], tmp_path: Path) 
         row = {"steps": 100, "seconds": 1.0, "mean": score, "returns": [score], "lengths": [9]}
         (copies[-1] / "evaluator.jsonl").write_text("".join(json.dumps(row) + "\n" for _ in range(4)))
 
-    told = section(make_page(read_runs(copies)), "Run against run")
+    told = section(make_page(read_runs(copies)), "Pairwise comparison")
     assert "<td>a3c</td><td class=n>2</td><td class=n>0.12</td><td class=n>0.88</td><td class=n></td>" in told
     assert "<td>ppo</td><td class=n>2</td><td class=n>0.88</td><td class=n>0.12</td><td class=n>1.00</td>" in told
-    assert "Run against run" not in make_page(read_runs(copies[:2]))
+    assert "Pairwise comparison" not in make_page(read_runs(copies[:2]))
 
 
 def test_seeds_of_one_method_are_named_by_their_seed(runs: list[Path], tmp_path: Path) -> None:
@@ -237,7 +237,7 @@ def test_faults_are_told_with_their_cause(runs: list[Path], tmp_path: Path) -> N
         file.write(json.dumps(event) + "\n")
 
     told = section(make_page(read_runs([run])), "Faults")
-    assert "3 dropped gradients; 40 steps in no record" in told
+    assert "3 dropped gradients; 40 steps not recorded" in told
     assert "<td>restarted</td><td>1</td><td>killed by signal 9</td><td class=n>700</td><td class=n>1:05</td>" in told
     assert "ValueError: &lt;lamp&gt;" in told
 

@@ -141,8 +141,8 @@ def test_a_failing_write_is_cut_off(tmp_path: Path) -> None:
     [
         (failure(errno.ENOSPC), "the disk is full"),
         (failure(errno.EDQUOT), "the disk is full"),
-        (failure(errno.EIO), "the disk fails"),
-        (failure(errno.ESTALE), "the disk fails"),
+        (failure(errno.EIO), "the disk is failing"),
+        (failure(errno.ESTALE), "the disk is failing"),
         (failure(errno.ENOENT), None),
         (ValueError(), None),
     ],

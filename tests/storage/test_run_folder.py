@@ -86,14 +86,14 @@ def test_an_existing_run_is_never_written_into(tmp_path: Path) -> None:
 
 def test_a_place_that_cannot_be_written_is_refused_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match=r"cannot make the run folder .*: Not a directory"):
+    with pytest.raises(UsageError, match=r"cannot create the run folder .*: Not a directory"):
         RunFolder.create(tmp_path / "file" / "runs", "a3c", "Chain", "first")
 
 
 def test_a_file_in_place_of_the_run_is_refused_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "a3c" / "Chain").mkdir(parents=True)
     (tmp_path / "a3c" / "Chain" / "first").write_text("")
-    with pytest.raises(UsageError, match=r"cannot make the run folder .*: File exists"):
+    with pytest.raises(UsageError, match=r"cannot create the run folder .*: File exists"):
         RunFolder.create(tmp_path, "a3c", "Chain", "first")
 
 

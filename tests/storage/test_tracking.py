@@ -147,7 +147,7 @@ def test_a_tracker_that_fails_ends_nothing(tmp_path: Path, wandb: FakeWandb, cap
     assert out.count("wandb cannot be written now (ConnectionError: nobody is there); the run continues") == 1
     calls = status_of(run.path)["unwritten"]["wandb"]
     assert calls > 2
-    assert out.count(f"could not be written: {calls} calls of wandb (ConnectionError: nobody is there)\n") == 1
+    assert out.count(f"could not be written: {calls} wandb calls (ConnectionError: nobody is there)\n") == 1
 
 
 def test_a_tracker_that_fails_for_a_while_is_told_all(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -204,7 +204,7 @@ def test_several_environments_are_seen_beside_each_other(
     unit = "" if score is None else " (minutes)"
     medians = {name: [row[f"{env_id}{unit}"] for env_id in (ENV, "Chain", "Maze")] for name, row in found.items()}
     assert medians == {"PPO": [ppo, "", ppo], "A3C": [a3c] * 3}
-    assert {name: row["mean place"] for name, row in found.items()} == {"PPO": "1.3", "A3C": "1.7"}
+    assert {name: row["mean rank"] for name, row in found.items()} == {"PPO": "1.3", "A3C": "1.7"}
     assert text.index("## All environments") < text.index("## Catch")
     assert (tmp_path / "race" / "report" / "overview.png").stat().st_size > 0
 
@@ -260,7 +260,7 @@ def test_a_race_is_not_reported_on_as_a_study_of_speed_ups(tmp_path: Path, capsy
 
     assert speedup.main(["--report-only", "--runs-dir", str(tmp_path / "race")]) == 2
 
-    assert "is a race, no speedup" in capsys.readouterr().err
+    assert "is a race, not a speedup" in capsys.readouterr().err
 
 
 def test_a_race_runs_and_the_same_line_repeats_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -312,7 +312,7 @@ def test_all_entrants_are_evaluated_by_one_rule(tmp_path: Path) -> None:
 
     words = [file.job(cell).words for cell in file.cells]
     assert all("--evaluation-policy greedy" in " ".join(own) for own in words)
-    assert "in the mean of 10 whole episodes with the best actions." in text
+    assert "means of 10 whole episodes with the best actions." in text
     file.environments[ENV] = replace(file.environments[ENV], evaluation_policy="own")
     assert all("--evaluation-policy" not in file.job(cell).words for cell in file.cells)
 

@@ -193,8 +193,8 @@ def test_a_search_among_other_values_is_another_one(
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["--trials", "3", "--learning-rate", "5", "log-uniform", "1e-5", "1e-1"], "a search takes no count"),
-        (["--learning-rate", "log-uniform", "1e-5", "1e-1"], "give it, or --trials for a search"),
+        (["--trials", "3", "--learning-rate", "5", "log-uniform", "1e-5", "1e-1"], "a search takes no number of draws"),
+        (["--learning-rate", "log-uniform", "1e-5", "1e-1"], "give one, or --trials for a search"),
         (["--trials", "3", "--learning-rate", "log-uniform", "0", "1e-1"], "LOW below HIGH, above 0"),
         (["--trials", "3", "--t-max", "uniform", "-4", "5"], "--t-max must be at least 1"),
         (["--prune"], "--prune is for a search: give --trials"),
@@ -272,4 +272,4 @@ def test_small_environments_get_a_core_each(
         assert main([*place, *words]) == 0
 
     assert asked == [3, 2, 1, 3, 3]
-    assert "small environments: 3 runs at a time, on a core each" in capsys.readouterr().out
+    assert "small environments: 3 runs at a time, one core each" in capsys.readouterr().out

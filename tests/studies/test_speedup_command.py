@@ -47,7 +47,7 @@ SMALL = (
         (["--ablation", "lock", "--", "--update", "locked"], "--update is set by the study itself"),
         (["--reference-fraction", "1.5"], "--reference-fraction must lie in (0, 1]"),
         (["--reference-evaluations", "0"], "--reference-evaluations must be at least 1"),
-        (["--reference-evaluations", "3", "--stop-at-reference"], "it takes --reference-evaluations 1"),
+        (["--reference-evaluations", "3", "--stop-at-reference"], "it requires --reference-evaluations 1"),
         (["--backend", "serial", "--ablation", "lock"], "needs --backend local"),
         (["--backend", "collective", "--ablation", "lock"], "needs --backend local"),
         (["--backend", "collective", "--ablation", "staleness"], "needs --backend serial"),

@@ -151,7 +151,7 @@ class Leader:
             return failed(f"{self._names(silent)} stopped responding ({error})")
         if late := [rank for rank in others if now[rank][1] < self._board.begun]:
             seconds = self._run.spec.config.collective_timeout_seconds
-            return failed(f"{self._names(late)} did not come within {seconds:g} seconds: it hangs")
+            return failed(f"{self._names(late)} did not join an exchange within {seconds:g} seconds")
         return failed(f"an exchange between ranks failed: {error}")
 
     def close(self) -> None:
@@ -211,7 +211,7 @@ class Leader:
             if not (missing := set(range(1, self._board.size)) - self._board.each("ready").keys()):
                 return self._supervisor.tend()
             self._see_that_all_live()
-        return failed(f"{self._names(sorted(missing))} was not ready after {JOIN_SECONDS:.0f} seconds")
+        return failed(f"waited {JOIN_SECONDS:.0f} seconds in vain for {self._names(sorted(missing))}")
 
     def _begin(self) -> None:
         clock, board = self._run.handles.clock, self._board
@@ -272,7 +272,7 @@ def refuse(plan: Plan) -> None:
             "use --backend local or serial"
         )
     if config.reduce == "gradients" and kind == GRADIENT:
-        raise UsageError(f"--reduce says where a learner learns; {command} reduces gradients in any case")
+        raise UsageError(f"--reduce is for methods with a learner; {command} always reduces gradients")
     for name in ("max_staleness", "max_loss_deviations"):
         if getattr(config, name, 0):
-            raise UsageError(f"{flag(name)} is not for --backend collective: all ranks make each update together")
+            raise UsageError(f"{flag(name)} is not for --backend collective: all ranks apply each update together")

@@ -261,9 +261,9 @@ def await_rank_0(store: Store, secret: bytes, key: str, place: str) -> Any:
             return value
         if doubtful and watch.silence(doubtful[0]) > DOUBT_SECONDS:
             raise UsageError(
-                f"what rank 0 says at {place} does not carry this rank's secret: give all ranks the same {SECRET}"
+                f"rank 0's message at {place} does not carry this rank's secret: set the same {SECRET} for all ranks"
             )
-    raise RanksLost(f"rank 0 did not come within {JOIN_SECONDS:.0f} s")
+    raise RanksLost(f"rank 0 did not appear within {JOIN_SECONDS:.0f} s")
 
 
 def _serve_store(host: str, port: int) -> TCPStore:
@@ -282,7 +282,7 @@ def _open_store(host: str, port: int) -> TCPStore:
     try:
         return TCPStore(host, port, None, False, timedelta(seconds=JOIN_SECONDS), wait_for_workers=False)
     except (RuntimeError, ValueError):
-        raise RanksLost(f"nobody answers at {host}:{port}, where ranks should meet") from None
+        raise RanksLost(f"nothing answers at {host}:{port}, where ranks should meet") from None
 
 
 def disagreement(rank: int, hello: Mapping[str, Any], first: Mapping[str, Any]) -> str | None:

@@ -60,8 +60,8 @@ class Launch:
         loopback = ipaddress.ip_address(host).is_loopback
         if loopback and self.here is False:
             raise UsageError(
-                f"ranks on several machines cannot meet at {host}, which each takes for itself: "
-                "give --init-method tcp://ADDRESS:PORT, with rank 0's address in the network"
+                f"ranks on several machines cannot meet at {host}, which is local to each machine: "
+                "give --init-method tcp://ADDRESS:PORT with rank 0's network address"
             )
         return loopback if self.here is None else self.here
 
@@ -69,8 +69,8 @@ class Launch:
         """The secret that all ranks share, which meet at `host`. Raises UsageError without one."""
         if not self.given and not self.meets_here(host):
             raise UsageError(
-                f"ranks on several machines know each other by a secret: set {SECRET} to the same long random text "
-                "for all of them (docs/clusters.md says how)"
+                f"ranks on several machines authenticate with a secret: set {SECRET} to the same long random text "
+                "for all of them (see docs/clusters.md)"
             )
         if self.given:
             return self.given
@@ -78,7 +78,7 @@ class Launch:
             return hmac.digest(user_key(), b"ranks", "sha256")
         except OSError as error:
             raise UsageError(
-                f"there is no secret for ranks ({error.strerror}{f', {error.filename}' if error.filename else ''}): "
+                f"the ranks have no usable secret ({error.strerror}{f', {error.filename}' if error.filename else ''}): "
                 f"set {SECRET} for all of them"
             ) from None
 
@@ -97,7 +97,7 @@ def launched(environment: Mapping[str, str], init_method: str = "") -> Launch | 
     except ValueError:
         raise UsageError(f"{name} and {of} must be numbers") from None
     if not 0 <= rank < size:
-        raise UsageError(f"{by} says that this is rank {rank} of {size}")
+        raise UsageError(f"{by} reports an impossible rank: {rank} of {size}")
     alone = environment[here] == str(size) if here in environment else None  # srun says 1(x2) on two machines
     address = init_method or _address(by, alone, environment)
     # The store of torchrun's agent outlives an attempt; a board for each attempt keeps them apart.
@@ -105,7 +105,7 @@ def launched(environment: Mapping[str, str], init_method: str = "") -> Launch | 
     attempt = f"{environment.get('TORCHELASTIC_RUN_ID', '')}/{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}"
     secret = environment.get(SECRET, "")
     if secret and len(secret) < SHORTEST_SECRET:
-        raise UsageError(f"{SECRET} must have at least {SHORTEST_SECRET} characters: openssl rand -hex 16 makes some")
+        raise UsageError(f"{SECRET} must have at least {SHORTEST_SECRET} characters: try openssl rand -hex 16")
     return Launch(by, rank, size, address, agent, attempt, alone, secret.encode())
 
 
@@ -113,8 +113,8 @@ def refuse_program(environment: Mapping[str, str], method: str) -> None:
     """Raise UsageError in a program that a launcher has started as a rank: each would start ranks of its own."""
     if (launch := launched(environment)) is not None:
         raise UsageError(
-            f"under {launch.by} use the command, python -m asyncrl.{method} --backend collective: from Python each of "
-            "its processes would start ranks of its own"
+            f"under {launch.by}, run python -m asyncrl.{method} --backend collective instead: each process of a Python "
+            "program would start its own ranks"
         )
 
 
@@ -144,7 +144,7 @@ def _first_host(nodes: str) -> str:
         answer = subprocess.run(["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, timeout=30)
         if answer.returncode == 0 and answer.stdout.split():
             return answer.stdout.split()[0]
-    raise UsageError(f"scontrol could not tell the hosts of {nodes}: give --init-method tcp://HOST:PORT")
+    raise UsageError(f"scontrol could not list the hosts of {nodes}: give --init-method tcp://HOST:PORT")
 
 
 def _port(environment: Mapping[str, str]) -> int:
@@ -160,8 +160,8 @@ def tcp_address(address: str) -> tuple[str, int]:
     try:
         found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
-        reason = getattr(error, "strerror", None) or "no such name can exist"
-        raise UsageError(f"where ranks meet: there is no host {host!r} ({reason})") from None
+        reason = getattr(error, "strerror", None) or "not a valid host name"
+        raise UsageError(f"ranks cannot meet: there is no host {host!r} ({reason})") from None
     found.sort(key=lambda one: one[0] != socket.AF_INET)  # gloo finds its interface by an IPv4 address
     return str(found[0][4][0]), int(port)
 

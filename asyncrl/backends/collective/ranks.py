@@ -242,5 +242,5 @@ def _await_end(board: Board, error: Exception, seconds: float) -> None:
         if in_thread(report)(GRACE_SECONDS + seconds):  # the board may be behind a broken link, and never answer
             return
     except RuntimeError:
-        raise RanksLost(f"{who} is gone, and the run with it ({first_line(error)})") from None
+        raise RanksLost(f"{who} is gone, which ends the run ({first_line(error)})") from None
     raise RanksLost(f"{who} does not answer: it hangs, or cannot be reached ({first_line(error)})")

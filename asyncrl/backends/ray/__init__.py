@@ -45,20 +45,20 @@ def refuse(plan: Plan) -> None:
     config, kind, command = plan.config, plan.method.experience, command_of(plan.algorithm)
     if kind == MEMORY:
         if keeps_replay(config):
-            raise UsageError("--checkpoint-replay needs a single machine: the memory of hosts is not saved")
+            raise UsageError("--checkpoint-replay needs a single machine: replay memory on hosts is not saved")
         if config.hosts == "auto":
-            raise UsageError("--hosts auto is for methods without a memory, which hosts divide: give a number")
+            raise UsageError("--hosts auto is not for methods with a replay memory, which hosts divide: give a number")
         on_one_machine(plan, config.all_workers)  # whether the memory has room for the steps of all workers
         if plan.replay_hosts and plan.learns_on_hosts:
             which = "--layout bundled" if plan.bundled else "several --learners"
-            raise UsageError(f"--replay-hosts are for one learner; with {which} each host has a memory of its own")
+            raise UsageError(f"--replay-hosts is for a single learner; with {which} each host has its own memory")
     for name in ("parameter_shards", "push"):
         if getattr(config, name) != getattr(type(config), name) and not plan.learns_on_hosts:
-            several = "; several --learners or --layout bundled do so on each host" if hasattr(config, "layout") else ""
+            several = "; with several --learners or --layout bundled, hosts do" if hasattr(config, "layout") else ""
             raise UsageError(f"{flag(name)} is for methods whose workers learn; in {command} one learner does{several}")
     for name, plain in (("learner_resource", ""), ("learner_device", CPU)):
         if getattr(config, name, plain) != plain and plan.learns_on_hosts:
-            who = "workers learn" if kind == GRADIENT else "each host has its own with these settings"
+            who = "workers learn" if kind == GRADIENT else "each host has its own learners with these settings"
             raise UsageError(f"{flag(name)} is for methods with a learner; in {command} {who}")
     require_ray()
 

@@ -37,7 +37,7 @@ def connect(address: str) -> None:
             os.environ.setdefault("RAY_TMPDIR", folder)
     host, _, port = address.rpartition(":")
     if host and port.isdecimal() and not is_reached(host.strip("[]"), int(port)):  # Ray would end this process
-        raise ConnectionError(f"there is no Ray cluster at {address}: start one by ray start --head")
+        raise ConnectionError(f"there is no Ray cluster at {address}: start one with ray start --head")
     import ray  # reads the variables
 
     own = {"num_cpus": 1, "include_dashboard": False} if address == "local" else {}

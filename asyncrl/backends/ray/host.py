@@ -154,7 +154,7 @@ class Host(Member):
             try:
                 work()
             except Retired:
-                self._end(failed("another has taken this host's place"))
+                self._end(failed("another process has taken this host's place"))
             except NotFinite as error:
                 self._end(failed(f"host {self.beginning.host}: {error}"))
             except BaseException as error:  # of user code, SystemExit too: it would end the thread in silence

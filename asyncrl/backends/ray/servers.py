@@ -292,7 +292,7 @@ class Learner(ServerPlace, Servers):
         if not resource or resource in resources:
             return None
         start = f"""ray start --resources='{{"{resource}": 1}}'"""
-        return f"no machine of the cluster has the resource {resource}: give it to one by {start}"
+        return f"no machine of the cluster has the resource {resource}: start one with {start}"
 
     def start(self, nodes: Sequence[dict[str, Any]]) -> None:
         """Start it on the driver's node and no other, since without that node there is no run, or where it must be."""

@@ -145,7 +145,7 @@ class ToLearner(Exchange):
             ring.release(self._begun[worker] - ring.freed)
         if lost:
             self.figures.counts["lost"] += rollouts
-            lost_with = f"{rollouts} rollouts of this host were lost with the one before"
+            lost_with = f"{rollouts} rollouts of this host were lost with the previous one"
             self.host.say(f"there is a new {self._taker_name}; {lost_with}")
 
     def _show(self, news: Delivery) -> None:
