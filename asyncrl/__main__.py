@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from asyncrl.catalog import ALGORITHMS, module_of, name_of
-from asyncrl.core.output import ending_with_its_reader, print_line
-from asyncrl.core.wrapping import fitted
+from asyncrl.core.errors import UsageError
+from asyncrl.core.output import ending_with_its_reader, fitted, print_line
 from asyncrl.runtime.threads import request_one_thread
 
 COMMANDS = {
@@ -73,8 +73,6 @@ def run(words: Sequence[str]) -> int:
             print_line("\n`asyncrl train ALGORITHM --help` lists the options.")
             return 0
         if not words or words[0].startswith("-"):
-            from asyncrl.core.errors import UsageError
-
             try:
                 words = [algorithm_in_config(words), *words]
             except UsageError as error:
@@ -95,7 +93,6 @@ def algorithm_in_config(words: Sequence[str]) -> str:
     """
     from asyncrl.config.commandline import TRUST, value_of
     from asyncrl.config.files import read_settings
-    from asyncrl.core.errors import UsageError
     from asyncrl.storage.stored import Permission
 
     algorithm = ""

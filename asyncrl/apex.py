@@ -22,7 +22,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from asyncrl.action_value import ActionValueMethod, taken
@@ -40,7 +39,6 @@ class ApeX(ActionValueMethod):
     experience = MEMORY
     extras = ("action_value", "state_value")
     presets = "apex"
-    errors = torch.zeros(0)
 
     @dataclass(frozen=True)
     class Config(ValueReplayConfig, PrioritySettings):

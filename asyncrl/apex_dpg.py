@@ -152,7 +152,6 @@ class ApeXDPG(Algorithm):
     has_target = True
     takes_continuous, takes_discrete = True, False
     presets = "apex_dpg"
-    errors = torch.zeros(0)
 
     @dataclass(frozen=True)
     class Config(ContinuousReplayConfig):

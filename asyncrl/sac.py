@@ -57,7 +57,7 @@ class Squashed:
     @property
     def mean(self) -> Tensor:
         """The action of mu, `[..., n]`, for films and other programs."""
-        return self.mode()
+        return self.box.stretch(self.inner.mean)
 
     @property
     def deviation(self) -> Tensor:
@@ -65,36 +65,14 @@ class Squashed:
         mean, deviation = self.inner.mean, self.inner.deviation
         return (self.box.stretch(mean + deviation) - self.box.stretch(mean - deviation)) / 2
 
-    def __getitem__(self, steps: slice) -> Squashed:
-        """The same at some of the steps only."""
-        return Squashed(self.inner[steps], self.box)
-
-    def sample(self, generator: torch.Generator) -> Tensor:
-        """Actions `[..., n]`."""
-        return self.box.stretch(self.inner.sample(generator))
-
-    def mode(self) -> Tensor:
-        """The action of mu, `[..., n]`."""
-        return self.box.stretch(self.inner.mean)
-
     def drawn(self, noise: Tensor) -> tuple[Tensor, Tensor]:
         """The action of standard normal `noise` `[..., n]` in half widths of the box, and its log-probability `[...]`.
 
-        Both have a gradient in mu and sigma.
+        That is the density of its free components (equation 26). Both have a gradient in mu and sigma.
         """
-        before = self.inner.mean + self.inner.deviation * noise
-        return before.tanh(), self._density(before)
-
-    def log_probability(self, actions: Tensor) -> Tensor:
-        """log of the density of actions `[..., n]` in half widths of the box, `[...]` (equation 26)."""
-        before = torch.atanh(self.box.scaled(actions).clamp(-1 + 1e-6, 1 - 1e-6))
-        return self._density(before)
-
-    def _density(self, before: Tensor) -> Tensor:
-        """log of the density in half widths of the box, of the action's components that are free, before the tanh."""
-        free = (..., self.box.free)
+        before, free = self.inner.mean + self.inner.deviation * noise, (..., self.box.free)
         inner = Gaussian(self.inner.mean[free], self.inner.deviation[free])
-        return inner.log_probability(before[free]) - _log_slope(before[free]).sum(-1)
+        return before.tanh(), inner.log_probability(before[free]) - _log_slope(before[free]).sum(-1)
 
 
 def _log_slope(before: Tensor) -> Tensor:
@@ -146,7 +124,6 @@ class SAC(Algorithm):
     has_target = True
     takes_continuous, takes_discrete = True, False
     presets = "sac"
-    errors = torch.zeros(0)
 
     @dataclass(frozen=True)
     class Config(ContinuousReplayConfig):

@@ -1,7 +1,11 @@
-"""What to do next with a run: commands for a shell, calls for a program. A test runs each of them as it is printed."""
+"""What to do next with a run: commands for a shell, calls for a program. A test runs each of them as it is printed.
+
+And what a run says of itself in a program.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 from pathlib import Path
@@ -10,8 +14,9 @@ from typing import Literal
 from asyncrl.api.resume import is_finished
 from asyncrl.catalog import name_of
 from asyncrl.core.errors import UsageError
-from asyncrl.core.wrapping import Typed
+from asyncrl.core.output import Typed
 from asyncrl.storage import checkpoints
+from asyncrl.storage.files import read_facts
 from asyncrl.storage.run_folder import GOING, RunFolder, read_status
 from asyncrl.storage.stored import read_stored
 
@@ -81,3 +86,18 @@ def as_typed(path: Path, language: Language) -> str:
     if language == "python":
         return repr(typed) if {'"', "\\"} & {*typed} else f'"{typed}"'
     return shlex.quote(typed)
+
+
+def describe_run(path: Path, state: str, best_score: float | None) -> str:
+    """Algorithm, environment, steps, best score and folder, as far as the folder still exists."""
+    what, steps = "a folder that cannot be read", ""
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError, UsageError):  # a repr never raises
+        stored = read_facts(RunFolder(path).config_file)
+        what = f"{name_of(stored['algorithm'])} on {stored['config']['env_id']}"
+        steps = f" after {read_status(path)['steps']:,} steps"
+    return f"<Run of {what}: {state}{steps}, {best_in_words(best_score)}, in {as_typed(path, 'shell')}>"
+
+
+def best_in_words(score: float | None) -> str:
+    """The mean of a best evaluation, if there was one."""
+    return "not evaluated" if score is None else f"best score {score:.1f}"

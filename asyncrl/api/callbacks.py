@@ -102,15 +102,10 @@ class _Functions(Callback):
     def __init__(
         self, evaluated: Callable[[Evaluation], Any] | None, progressed: Callable[[Progress], Any] | None
     ) -> None:
-        self._evaluated, self._progressed = evaluated, progressed
-
-    def on_progress(self, run: Running) -> Any:
-        """Call the function with the progress."""
-        return None if self._progressed is None else self._progressed(run.progress)
-
-    def on_evaluation(self, run: Running, evaluation: Evaluation) -> Any:
-        """Call the function with the evaluation."""
-        return None if self._evaluated is None else self._evaluated(evaluation)
+        if progressed is not None:
+            self.on_progress = lambda run: progressed(run.progress)  # type: ignore[method-assign]
+        if evaluated is not None:
+            self.on_evaluation = lambda run, evaluation: evaluated(evaluation)  # type: ignore[method-assign]
 
 
 class Calls:
@@ -186,7 +181,6 @@ def _listed(callback: Callback | Sequence[Callback] | None) -> list[Callback]:
     callbacks = [] if callback is None else list(callback) if isinstance(callback, list | tuple) else [callback]
     for one in callbacks:
         if not isinstance(one, Callback):
-            kind = "the class" if isinstance(one, type) else "a"
-            name = getattr(one, "__name__", type(one).__name__) if isinstance(one, type) else type(one).__name__
-            raise UsageError(f"callback takes objects derived from asyncrl.Callback, got {kind} {name}")
+            kind, cls = ("the class", one) if isinstance(one, type) else ("a", type(one))
+            raise UsageError(f"callback takes objects derived from asyncrl.Callback, got {kind} {cls.__name__}")
     return callbacks  # type: ignore[return-value]

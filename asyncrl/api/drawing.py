@@ -232,21 +232,19 @@ def scaled(picture: Image.Image, height: int) -> Image.Image:
 
 def as_colours(planes: NDArray[Any]) -> NDArray[np.uint8]:
     """Planes `[C, H, W]` as a picture `[H, W, 3]`: those of a board each in a colour, images of a stack in grey."""
-    values = planes.astype(np.float64)
-    low, high = float(values.min()), float(values.max())
-    bright = (values - low) / max(1e-9, high - low)
+    bright = stretched(planes, 1)
     if len(planes) == 1 or kind_of(planes.shape) != "board":
-        return np.repeat(as_grey(bright.max(0))[:, :, None], 3, 2)
+        return np.repeat(stretched(bright.max(0), 255).astype(np.uint8)[:, :, None], 3, 2)
     hues = [colorsys.hsv_to_rgb(0.58 + i / len(planes), 0.6, 1.0) for i in range(len(planes))]
     brightest = bright.argmax(0)
     coloured: NDArray[np.uint8] = (255 * np.array(hues)[brightest] * bright.max(0)[:, :, None]).astype(np.uint8)
     return coloured
 
 
-def as_grey(values: NDArray[Any]) -> NDArray[np.uint8]:
-    """Values `[H, W]` from the least, black, to the largest, white."""
+def stretched(values: NDArray[Any], most: float) -> NDArray[np.float64]:
+    """Values so moved and scaled that the least is 0 and the largest `most`."""
     low, high = float(values.min()), float(values.max())
-    return (255 * (values.astype(np.float64) - low) / max(1e-9, high - low)).astype(np.uint8)
+    return most * (values.astype(np.float64) - low) / max(1e-9, high - low)
 
 
 def draw_vector(values: NDArray[Any], look: Look, reach: NDArray[np.float64]) -> Image.Image:

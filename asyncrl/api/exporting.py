@@ -189,12 +189,7 @@ Decide = Callable[[list[NDArray[Any]]], list[NDArray[Any]]]
 def read_torch(file: Path) -> Decide:
     """Read a program that `write_torch` wrote."""
     program = torch.export.load(file).module()
-
-    def decide(inputs: list[NDArray[Any]]) -> list[NDArray[Any]]:
-        with torch.no_grad():
-            return [output.numpy() for output in program(*map(torch.from_numpy, inputs))]
-
-    return decide
+    return torch.no_grad()(lambda inputs: [output.numpy() for output in program(*map(torch.from_numpy, inputs))])
 
 
 def read_onnx(file: Path) -> Decide:
@@ -204,12 +199,7 @@ def read_onnx(file: Path) -> Decide:
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     session = runtime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
     names = [one.name for one in session.get_inputs()]
-
-    def decide(inputs: list[NDArray[Any]]) -> list[NDArray[Any]]:
-        outputs: list[NDArray[Any]] = session.run(None, dict(zip(names, inputs, strict=True)))
-        return outputs
-
-    return decide
+    return lambda inputs: session.run(None, dict(zip(names, inputs, strict=True)))
 
 
 class ComparedAgent:
@@ -217,6 +207,7 @@ class ComparedAgent:
 
     def __init__(self, loaded: Loaded, model: ExportedAgent, decide: Decide) -> None:
         self._loaded, self._model, self._decide = loaded, model, decide
+        self.initial_state = loaded.agent.initial_state
         self.observations = self.actions = 0
         """Number of observations, and of equal best actions."""
         self.difference = 0.0
@@ -232,10 +223,6 @@ class ComparedAgent:
     def good(self) -> bool:
         """Whether the two agree up to rounding."""
         return self.actions == self.observations and self.difference <= TOLERANCE
-
-    def initial_state(self, environments: int) -> State:
-        """As the agent's."""
-        return self._loaded.agent.initial_state(environments)
 
     def act(self, observations: Tensor, state: State, steps: int) -> tuple[Tensor, State, Any]:
         """As the agent does."""

@@ -92,7 +92,7 @@ def remembered(memory: Any, run: Run) -> list[str]:
     return lines
 
 
-def conclusion(run: Run, outcome: Outcome, summary: Summary) -> list[str]:
+def conclusion(outcome: Outcome, summary: Summary) -> list[str]:
     """How the run ended, and what is missing in its files."""
     remark = [line for line in (summary.remark, missing(summary)) if line]
     return [*remark, f"{outcome.state}: {outcome.reason}; best evaluation {number(summary.best_score)}"]

@@ -15,8 +15,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from asyncrl.api.advice import as_typed, best_in_words
 from asyncrl.api.playing import Loaded, load_run
 from asyncrl.api.runs import Run, random_numbers_kept
+from asyncrl.catalog import name_of
 from asyncrl.config.run_config import RunConfig
 from asyncrl.config.settings import settings_for
 from asyncrl.core.errors import UsageError
@@ -70,9 +72,12 @@ class Policy:
         """The same policy, sampling instead of greedy or the reverse; None until `predict` needs it."""
 
     def __repr__(self) -> str:
-        from asyncrl.api.descriptions import describe_policy
-
-        return describe_policy(self._loaded)
+        name, checkpoint = self._loaded.name, self._loaded.checkpoint
+        named = f"{name} checkpoint" if name in ("best", "newest") else name
+        how = self._loaded.run.spec.config.evaluation_policy
+        known = f"{self.steps:,} steps, {best_in_words(checkpoint.facts.get('best_score'))}"
+        where = as_typed(self._loaded.path, "shell")
+        return f"<Policy of {name_of(self.algorithm)} on {self.env_id}: {how}, {named} after {known}, in {where}>"
 
     def act(
         self, observation: Any, state: PolicyState | None = None, *, action_masks: Any = None
@@ -96,7 +101,8 @@ class Policy:
         except ValueError as error:
             raise UsageError(f"not an observation of {self.env_id}: {error}") from None
         if state is None:
-            state = self._first(len(batch))
+            seen = np.zeros((len(batch), *self.spaces.observation_shape), self.spaces.observation_dtype)
+            state = PolicyState(self._agent.initial_state(len(batch)), seen)
         elif len(state.seen) != len(batch):
             raise UsageError(f"the state is for {len(state.seen)} environments, the observations are for {len(batch)}")
         seen = self._encoded(batch, state.seen)
@@ -146,11 +152,6 @@ class Policy:
         seen = state.seen.copy()
         seen[over] = 0
         return PolicyState(reset_state(self._agent, state.memory, over), seen)
-
-    def _first(self, count: int) -> PolicyState:
-        """The state of `count` environments at the beginning of their episodes."""
-        seen = np.zeros((count, *self.spaces.observation_shape), self.spaces.observation_dtype)
-        return PolicyState(self._agent.initial_state(count), seen)
 
     def _encoded(self, batch: Sequence[Any], before: NDArray[Any]) -> NDArray[Any]:
         """Observations as the network takes them, `[B, *shape]`, in a new array."""

@@ -70,7 +70,7 @@ class Run:
     """Mean of its best evaluation; None if there was none."""
 
     def __repr__(self) -> str:
-        from asyncrl.api.descriptions import describe_run
+        from asyncrl.api.advice import describe_run
 
         return describe_run(self.path, self.state, self.best_score)
 

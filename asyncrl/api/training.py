@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -60,7 +61,7 @@ def carry_out(
     `collective.board.Board`: the ranks that a launcher has started, for the collective backend.
     """
     config = resolved.config
-    tell, view = _say_nothing, View()
+    tell, view = View().say, View()
     if speaks:
         from asyncrl.api import advice, narration
         from asyncrl.runtime.terminal import TerminalView, say
@@ -68,7 +69,10 @@ def carry_out(
         title = f"{short(resolved.algorithm)} on {config.env_id}"
         tell, view = say, view if config.quiet else TerminalView(title)
     with ExitStack() as stack:
-        hold = partial(_hold, stack, tell, signals)
+
+        def hold(folder: RunFolder) -> Hold:
+            return stack.enter_context(folder.occupied(tell, lambda: signals.first is not None))
+
         held = hold(RunFolder.open(Path(config.resume))) if config.is_resumed else None
         run = prepare(resolved, view.say)
         folder = run.spec.folder
@@ -82,14 +86,12 @@ def carry_out(
         write_json(folder.host_file, host_facts() | {"torch_kernels": torch.backends.cpu.get_cpu_capability()})
         trackers = {}
         if config.track:
-            from asyncrl.api.trackers import trackers_of
-
-            trackers = trackers_of(run)
+            trackers = _trackers_of(run)
         monitor = Monitor(run, listener, trackers, held.lost, view.say)
         outcome = conclude(follow(run, monitor, view, signals, meeting), monitor)
     view.close(monitor.summary)
     if speaks:
-        for line in narration.conclusion(run, outcome, monitor.summary):
+        for line in narration.conclusion(outcome, monitor.summary):
             tell(line)
         for line in advice.what_next(folder.path, speaks):
             view.say(line)
@@ -97,16 +99,21 @@ def carry_out(
     return Ended(run, outcome, monitor.summary)
 
 
-def _say_nothing(line: str) -> None:
-    pass
+def _trackers_of(run: Run) -> dict[str, Any]:
+    """Those of --track. Raises UsageError if one cannot begin, and leaves no folder of a new run."""
+    from asyncrl.storage.tracking import make_trackers
+
+    config, path = run.spec.config, run.spec.folder.path
+    try:
+        title = f"{short(run.spec.algorithm)} {config.env_id} {path.name}"
+        return make_trackers(config.track, config.track_project, title, path)
+    except UsageError:
+        if not config.is_resumed:
+            shutil.rmtree(path)
+        raise
 
 
-def _hold(stack: ExitStack, say: Callable[[str], None], signals: Signals, folder: RunFolder) -> Hold:
-    """Hold a run's folder until the end of `stack`. Raises UsageError while another process does."""
-    return stack.enter_context(folder.occupied(say, lambda: signals.first is not None))
-
-
-def prepare(plan: Plan, say: Callable[[str], None] = _say_nothing) -> Run:
+def prepare(plan: Plan, say: Callable[[str], None] = lambda _: None) -> Run:
     """Create folder, store and counters of a run, or restore them from the newest checkpoint. Raises UsageError.
 
     `say` is called with a line about the weights of --load.

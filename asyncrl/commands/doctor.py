@@ -276,11 +276,8 @@ def show(findings: Sequence[Finding], config: Config) -> None:
     failed = [finding for finding in findings if finding.verdict == "FAIL"]
     if config.json:
         checks = [dataclasses.asdict(finding) for finding in findings]
-        print_line(
-            json.dumps(
-                {"algorithm": config.algorithm, "env_id": config.env_id, "ok": not failed, "checks": checks}, indent=2
-            )
-        )
+        told = {"algorithm": config.algorithm, "env_id": config.env_id, "ok": not failed, "checks": checks}
+        print_line(json.dumps(told, indent=2))
         return
     console = Screen(
         width=None if sys.stdout.isatty() else max(80, shutil.get_terminal_size().columns), highlight=False
@@ -307,7 +304,3 @@ def table(findings: Sequence[Finding]) -> Table:
             figure.append(shown(f"\n-> {finding.remedy}", COLOURS[finding.verdict]))
         grid.add_row(shown(finding.verdict, COLOURS[finding.verdict]), shown(finding.check), figure)
     return grid
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

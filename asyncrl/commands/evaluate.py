@@ -18,9 +18,8 @@ from asyncrl.api.playing import Result, play_run
 from asyncrl.commands.checkpoint import PlaySettings
 from asyncrl.commands.program import prints_aside, run_with
 from asyncrl.core.errors import UsageError
-from asyncrl.core.output import print_line
+from asyncrl.core.output import fitted, print_line
 from asyncrl.core.statistics import Estimate, mean_of
-from asyncrl.core.wrapping import fitted
 from asyncrl.envs.spec import NOOP_MAX, EnvSpec
 from asyncrl.runtime.evaluator import cut_in_words
 from asyncrl.runtime.terminal import Screen, shown
@@ -230,7 +229,3 @@ def _total_in_words(total: Total) -> str:
     iqm = total.interquartile
     over = "games and seeds" if total.games > 1 else "seeds"
     return f"{line} interquartile mean over {over} {iqm.value:.1f}{unit}{_interval_in_words(_ends(iqm), '.1f')}"
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

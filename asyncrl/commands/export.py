@@ -67,7 +67,3 @@ def write(config: Config) -> int:
         print_line(name if agreement is None else f"{name}: {agreement}")
         good &= agreement is None or agreement.good
     return 0 if good else 1
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -11,9 +11,8 @@ from asyncrl.api.request import backend_of
 from asyncrl.catalog import ALGORITHMS, module_of
 from asyncrl.commands.program import run_command
 from asyncrl.core.errors import UsageError
-from asyncrl.core.output import print_line
+from asyncrl.core.output import fitted, print_line
 from asyncrl.core.spaces import Spaces
-from asyncrl.core.wrapping import fitted
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.runtime.plan import Plan
 

@@ -61,7 +61,3 @@ def draw(config: Config) -> int:
         raise UsageError(f"the records of these runs cannot be shown: {one_line(error)}") from None
     print_line(save_figure(figure, config.out))
     return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -105,7 +105,3 @@ def race(words: Sequence[str]) -> int:
 
     plan = StudyPlan(command_of("race", words), environments, cells)
     return conduct_cells("race", config, plan, lambda study: [cells], report)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

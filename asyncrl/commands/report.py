@@ -52,7 +52,3 @@ def report(config: Config) -> int:
         raise UsageError(f"cannot write {config.out}: {error}") from None
     print_line(f"{config.out} ({config.out.stat().st_size / 1000:.0f} kB)")
     return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

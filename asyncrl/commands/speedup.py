@@ -165,7 +165,3 @@ def set_references(study: Study, config: Config) -> None:
             study.references[key] = reference
             print_line(f"{key[1]} on {key[0]}: reference score {reference.score:g}, {reference.how}")
     study.save()
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

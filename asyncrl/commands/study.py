@@ -11,6 +11,7 @@ from typing import TypeVar
 from asyncrl import catalog
 from asyncrl.algorithm import load
 from asyncrl.config.commandline import parse, understood
+from asyncrl.config.settings import parse_number
 from asyncrl.core.devices import usable_cores
 from asyncrl.core.errors import UsageError
 from asyncrl.core.output import print_line
@@ -186,10 +187,7 @@ def spread_scores(flag: str, words: Sequence[str], env_ids: Sequence[str], none:
     scores: list[float | None] = []
     for word in spread(flag, words, env_ids):
         try:
-            score = None if word == none else float(word)
+            scores.append(None if word == none else parse_number(word))
         except ValueError:
-            score = float("nan")
-        if score is not None and not abs(score) < float("inf"):
-            raise UsageError(f"{flag} takes numbers or {none}, got {word}")
-        scores.append(score)
+            raise UsageError(f"{flag} takes numbers or {none}, got {word}") from None
     return scores

@@ -203,7 +203,3 @@ def print_jobs(runs_dir: Path, plan: StudyPlan) -> None:
             print_line(f"skipped: {folder} was already started ({state})", error=True)
         else:
             print_line(shlex.join(job.command(runs_dir)))
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -50,4 +50,8 @@ def read_settings(path: Path) -> Stored:
     for name, value in data.items():
         flat |= value if isinstance(value, dict) and name.replace("-", "_") != "env_kwargs" else {name: value}
     settings = {name.replace("-", "_"): value for name, value in flat.items()}
+    if isinstance(settings.get("env_kwargs"), dict):
+        from asyncrl.config.arguments import write_argument
+
+        settings["env_kwargs"] = [write_argument(key, item) for key, item in settings["env_kwargs"].items()]
     return Stored(path, algorithm, settings, {}, program="", is_own=True)

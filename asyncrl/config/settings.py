@@ -107,11 +107,6 @@ def parse_number(text: str) -> float:
     raise ValueError(f"takes a number, got {text!r}")
 
 
-def parse_number_or_none(text: str) -> float | None:
-    """A finite number, or "none". Raises ValueError otherwise."""
-    return None if text.lower() == "none" else parse_number(text)
-
-
 def parse_integer_or_auto(text: str) -> int | str:
     """A whole number, or "auto". Raises ValueError otherwise."""
     if text.lower() == "auto":
@@ -132,7 +127,7 @@ def parse_choice(choices: Sequence[str], text: str) -> str:
 READERS: dict[Any, tuple[Callable[[str], Any], str]] = {
     int: (parse_integer, "INT"),
     float: (parse_number, "FLOAT"),
-    float | None: (parse_number_or_none, "FLOAT"),
+    float | None: (lambda text: None if text.lower() == "none" else parse_number(text), "FLOAT"),
     int | Literal["auto"]: (parse_integer_or_auto, "INT|auto"),
     str: (str, "TEXT"),
     Path: (Path, "PATH"),

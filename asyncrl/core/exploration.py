@@ -20,15 +20,12 @@ class Exploration(Protocol):
 
     def choose(self, values: Tensor, steps: int, generator: torch.Generator) -> Tensor:
         """Actions `[E]` from action values `[E, A]` when all workers have made `steps` steps."""
-        ...
 
     def probabilities(self, values: Tensor, steps: int) -> Tensor:
         """The distribution `[E, A]` that `choose` draws from."""
-        ...
 
     def facts(self) -> dict[str, float]:
         """What distinguishes this worker, for the records."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterator
 from typing import TextIO
 
@@ -46,3 +48,17 @@ def duration(seconds: float | None) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+class Typed(str):
+    """A line with something to be typed or copied, which is never broken."""
+
+
+def fitted(line: str, indent: int = 2) -> str:
+    """A line broken between words, with further lines indented; as it is in logs, in pipes, and if it is `Typed`."""
+    if isinstance(line, Typed) or not getattr(sys.stdout, "isatty", bool)():  # a program may have no stdout
+        return line
+    return textwrap.fill(
+        line, shutil.get_terminal_size().columns, subsequent_indent=" " * indent, break_long_words=False,
+        break_on_hyphens=False,
+    )  # fmt: skip

@@ -49,7 +49,7 @@ class UpdateRule:
             memory = theta.data_ptr(), gradient.data_ptr(), statistics.data_ptr(), theta.numel()
             compiled(*memory, self.decay, 1.0 - self.decay, self.epsilon, -eta, kernels.FUSED)
         else:
-            RULES[self.name](self, theta, gradient, statistics, eta, updates)
+            getattr(self, self.name.replace("-", "_"))(theta, gradient, statistics, eta, updates)
 
     def rmsprop(self, theta: Tensor, gradient: Tensor, statistics: Tensor, eta: float, updates: int) -> None:
         """g <- alpha g + (1 - alpha) d^2;  theta <- theta - eta d / sqrt(g + eps)   (equations S2 and S3).
@@ -122,16 +122,6 @@ class UpdateRule:
             eps=self.epsilon,
             maximize=False,
         )
-
-
-RULES = {
-    "rmsprop": UpdateRule.rmsprop,
-    "centred-rmsprop": UpdateRule.centred_rmsprop,
-    "momentum-sgd": UpdateRule.momentum_sgd,
-    "adam": UpdateRule.adam,
-    "adagrad": UpdateRule.adagrad,
-}
-"""Every update rule, by its name."""
 
 
 @dataclass(frozen=True)

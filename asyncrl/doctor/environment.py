@@ -49,15 +49,9 @@ def inspect(spec: EnvSpec, steps: int, seed: int) -> list[Finding]:
     try:
         described = spec.describe(spaces).removeprefix(f"{spec.env_id}: ")
         findings = [*_random_steps(environment, steps, seed, spec.step_cap), Finding("spaces", "ok", described)]
-        started = running_threads() - before
-        findings.append(
-            advise(
-                "threads it starts",
-                started <= 0,
-                f"{max(0, started)} besides the worker's own",
-                "if those compute, workers compete for cores: limit the environment's package to one thread",
-            )
-        )
+        started = max(0, running_threads() - before)
+        remedy = "if those compute, workers compete for cores: limit the environment's package to one thread"
+        findings.append(advise("threads it starts", not started, f"{started} besides the worker's own", remedy))
         if any(finding.verdict == "FAIL" for finding in findings):
             return findings  # further checks would only repeat it
         return [*findings, *_repeating(spec, seed), _restoring(spec, seed)]

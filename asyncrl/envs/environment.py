@@ -34,7 +34,6 @@ class Environment(Protocol):
 
     def reset(self) -> NDArray[Any]:
         """Begin a new episode and return its first observation."""
-        ...
 
     def step(self, action: int) -> tuple[NDArray[Any], float, bool, bool, bool]:
         """Act once: (observation, raw reward, terminated, truncated, life lost).
@@ -42,11 +41,9 @@ class Environment(Protocol):
         After `terminated` or `truncated` the observation is the last one of the ended episode and the caller must call
         `reset`. `life lost` is to be treated as a termination (discount 0), but the game goes on: no reset.
         """
-        ...
 
     def close(self) -> None:
         """Release what the environment holds; it is not used afterwards."""
-        ...
 
 
 class Untranslated:

@@ -112,11 +112,6 @@ class EnvSpec(EnvironmentSettings):
         return max(LONGEST_EPISODE, self.step_cap)
 
     @property
-    def training_step_cap(self) -> int:
-        """Step limit of a training episode in agent steps; there always is one."""
-        return self.step_cap or LONGEST_EPISODE
-
-    @property
     def arguments(self) -> dict[str, Any]:
         """`env_kwargs` for one environment, with a copy of each value that a program has handed over."""
         given = self._given()
@@ -165,7 +160,7 @@ class EnvSpec(EnvironmentSettings):
         from asyncrl.envs.gymnasium_env import make_gymnasium
 
         # An evaluation cuts endless episodes itself, and counts them. The environment counts frames.
-        limit = (self.step_cap if evaluation else self.training_step_cap) * self.frames_per_step
+        limit = (self.step_cap or (0 if evaluation else LONGEST_EPISODE)) * self.frames_per_step
         environment = make_gymnasium(self.env_id, seed, self.arguments, limit, self.action_masks)
         if list(shown.values()) == [1, 0.0, 0, 1]:
             return environment

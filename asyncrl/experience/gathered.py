@@ -37,11 +37,9 @@ class Adopting(Protocol):
 
     def counts(self) -> Counts:
         """Updates in theta, and dropped ones."""
-        ...
 
     def adopt(self, updates: int, dropped: int) -> None:
         """Take over the learner's counts, after its theta."""
-        ...
 
 
 class Kept:

@@ -30,14 +30,18 @@ class ActorCritic(nn.Module):
     ) -> tuple[Categorical, Tensor, State]:
         """Policy at `[T, E]`, values `[T, E]` and states after each step, of observations `[T, E, *shape]`."""
         features, states = self.trunk(observations, state, last)
-        return Categorical(self.policy(features)), self.value(features).squeeze(-1), states
+        return self.policy_on(features, observations), self.value(features).squeeze(-1), states
 
     def policy_at(self, observations: Tensor, state: State = None) -> tuple[Categorical, State]:
         """All that acting needs: the policy `[E]` at observations `[E, *shape]`, and the state after them."""
         features, state = self.trunk.step(observations, state)
-        return Categorical(self.policy(features)), state
+        return self.policy_on(features, observations), state
 
     def policy_and_value_at(self, observations: Tensor, state: State = None) -> tuple[Categorical, Tensor, State]:
         """The same with the value `[E]` between the two."""
         features, state = self.trunk.step(observations, state)
-        return Categorical(self.policy(features)), self.value(features).squeeze(-1), state
+        return self.policy_on(features, observations), self.value(features).squeeze(-1), state
+
+    def policy_on(self, features: Tensor, observations: Tensor) -> Categorical:
+        """The policy `[...]` by the features `[..., F]` of observations `[..., *shape]`."""
+        return Categorical(self.policy(features))

@@ -51,9 +51,14 @@ class QNetwork(nn.Module):
     def forward(self, observations: Tensor, state: State = None, last: Tensor | None = None) -> tuple[Tensor, State]:
         """Q `[T, E, A]` and the states after each step, of observations `[T, E, *shape]`."""
         features, states = self.trunk(observations, state, last)
-        return self.head(features), states
+        return self.values_on(features, observations), states
 
     def values_at(self, observations: Tensor, state: State = None) -> tuple[Tensor, State]:
         """All that acting needs: Q `[E, A]` at observations `[E, *shape]`, and the state after them."""
         features, state = self.trunk.step(observations, state)
-        return self.head(features), state
+        return self.values_on(features, observations), state
+
+    def values_on(self, features: Tensor, observations: Tensor) -> Tensor:
+        """Q `[..., A]` by the features `[..., F]` of observations `[..., *shape]`."""
+        q: Tensor = self.head(features)
+        return q

@@ -8,7 +8,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -123,12 +122,9 @@ def draw_curves(
     axis: str = "steps",
     title: str = "",
     references: Sequence[Reference] = (),
-    colours: Mapping[str, str] = MappingProxyType({}),
 ) -> Figure:
     """A figure of runs. Those that differ only in their seed share a colour: each a faint line, their median a strong
-    one, and a band from the worst to the best as far as all of them go. References are dashed and grey. `colours` has
-    those of some labels; the others get theirs in turn.
-    """
+    one, and a band from the worst to the best as far as all of them go. References are dashed and grey."""
     names = label_curves(runs)
     key, text = AXES[axis]
     most = [row[key] for run in runs for row in run.evaluations]
@@ -139,7 +135,7 @@ def draw_curves(
     for i, name in enumerate(dict.fromkeys(names)):
         group = [run for run, label in zip(runs, names, strict=True) if label == name]
         seeds = [sorted((row[key] / size, row["mean"]) for row in run.evaluations) for run in group]
-        colour = colours.get(name, f"C{i % 10}")
+        colour = f"C{i % 10}"
         several = len(seeds) > 1
         for seed in seeds:
             x, scores = [x for x, _ in seed], [score for _, score in seed]

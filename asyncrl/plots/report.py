@@ -14,7 +14,7 @@ from asyncrl.core.statistics import LEAST, comparison, normalized
 from asyncrl.plots.charts import Point, histogram, line_chart
 from asyncrl.plots.curves import RunData
 from asyncrl.plots.templates import Markup, Parts
-from asyncrl.storage.files import read_json
+from asyncrl.storage.files import read_facts
 from asyncrl.storage.records import read_records
 from asyncrl.storage.run_folder import read_status
 
@@ -55,10 +55,7 @@ class ReportData(RunData):
         super().__init__(path)
         self.best = max((row["mean"] for row in self.evaluations), default=None)
         self.status = read_status(self.folder.path)
-        try:
-            self.host = dict(read_json(self.folder.host_file))
-        except (OSError, ValueError, TypeError):  # as of a run that was killed at its start
-            self.host = {}
+        self.host = read_facts(self.folder.host_file)  # none of a run that was killed at its start
         supervisor = read_records(self.folder.supervisor_file)
         self.rows = [row for row in supervisor if "event" not in row]
         files = {int(file.stem.removeprefix("worker-")): file for file in path.glob("worker-*.jsonl")}

@@ -203,11 +203,9 @@ class Wire(Protocol):
 
     def send(self, server: int, call: Call[Any]) -> Any:
         """Make a call; returns its handle, for `receive`."""
-        ...
 
     def receive(self, calls: Sequence[Any], seconds: float) -> list[tuple[Any, Answer | None]]:
         """Wait up to `seconds` for any of `calls`; returns the ended ones, each with its answer, None if it failed."""
-        ...
 
 
 class Link(Caller[LoadT]):

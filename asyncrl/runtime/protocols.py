@@ -55,18 +55,15 @@ class Agent(Protocol):
 
     def initial_state(self, environments: int) -> State:
         """The recurrent state with which episodes begin; None for feed-forward networks."""
-        ...
 
     def act(self, observations: Tensor, state: State, steps: int) -> tuple[Tensor, State, Extras]:
         """Actions `[E]` for observations `[E, ...]`, the next state, and what else the loss needs, each `[E]`.
 
         `steps` is T, for annealed exploration. The caller enters torch's inference mode, once for many steps.
         """
-        ...
 
     def loss(self, part: Any) -> tuple[Tensor, Metrics]:
         """The scalar to minimise, a pure function of `part` and theta', and detached scalars for the records."""
-        ...
 
 
 class Learning(Agent, Protocol):
@@ -74,7 +71,6 @@ class Learning(Agent, Protocol):
 
     def passes(self, batch: Any) -> Iterator[Part]:
         """The parts of a batch, in the order of their updates: the batch itself, or epochs of minibatches of it."""
-        ...
 
 
 class Prioritising(Learning, Protocol):
@@ -143,64 +139,51 @@ class Store(Protocol):
     @property
     def updates(self) -> int:
         """Updates applied to theta so far: its version."""
-        ...
 
     @property
     def lost(self) -> int:
         """How many of these are in theta no more, because an earlier theta had to take its place; 0 on one machine,
         unless the learner died within an update."""
-        ...
 
     def lose(self, updates: int) -> None:
         """Set how many updates of the run were lost in all."""
-        ...
 
     @property
     def torn(self) -> bool:
         """Whether the only learner has begun an update and not ended it: if it is dead, half an update is in theta."""
-        ...
 
     def counts(self, worker: int | None = None) -> Counts:
         """Counts of one worker's updates since the run began or was resumed; None: of all updates of the run."""
-        ...
 
     def pull(self, into: Tensor) -> int:
         """Copy theta to `into` `[P]`; returns its version."""
-        ...
 
     def view(self) -> Tensor | None:
         """theta `[P]` itself, for algorithms that act on it while others write; None if it can only be copied."""
-        ...
 
     def push(self, update: Update) -> Receipt:
         """Apply an update once, count its steps, and refresh theta^- if that is due.
 
         A store may have one update under way: its push returns what became of the one before.
         """
-        ...
 
     def target(self, into: Tensor) -> None:
         """Copy theta^- to `into` `[P]`."""
-        ...
 
     def target_view(self) -> Tensor | None:
         """theta^- `[P]` itself, which may change while it is read; None if it can only be copied."""
-        ...
 
     def snapshot(self) -> Tensor:
         """A private copy of theta `[P]`, taken while others may be writing."""
-        ...
 
     def state(self) -> dict[str, Tensor]:
         """Copies of everything that belongs in a checkpoint besides theta."""
-        ...
 
     def restore(self, theta: Tensor, state: Mapping[str, Tensor], counts: Counts) -> None:
         """Restore what a checkpoint holds; `counts` are those from before a resume.
 
         Raises UsageError, naming the setting, if it does not fit.
         """
-        ...
 
 
 def in_theta(store: Store) -> Counts:
@@ -214,31 +197,24 @@ class Experience(Protocol):
 
     def has_room(self, actor: int) -> bool:
         """Whether the actor may make its next rollout."""
-        ...
 
     def put(self, actor: int, rollout: Rollout, version: int) -> None:
         """Hand over a copy of a rollout made with theta of `version`, and count its steps."""
-        ...
 
     def take(self, learner: int = LEARNER) -> Batch | None:
         """A learner's next batch; None if there is none yet. A learner in an actor's process has the actor's number."""
-        ...
 
     def release(self, learner: int = LEARNER) -> None:
         """The learner is done with what it took."""
-        ...
 
     def feedback(self, keys: Tensor, errors: Tensor, learner: int = LEARNER) -> None:
         """The learner's newest errors `[B]` of what it took under these `keys` `[B]`, for sampling by priority."""
-        ...
 
     def state(self) -> dict[str, Tensor] | None:
         """Copies of what is between actors and learner, while nobody puts or takes; None: it is not saved."""
-        ...
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Restore what `state` returned. Raises UsageError if it does not fit."""
-        ...
 
 
 @dataclass(frozen=True)

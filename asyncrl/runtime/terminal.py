@@ -16,8 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from asyncrl.core.output import clean, duration, print_line
-from asyncrl.core.wrapping import fitted
+from asyncrl.core.output import clean, duration, fitted, print_line
 from asyncrl.runtime.monitor import Summary, View
 
 PLAIN_INTERVAL_SECONDS, COUNT_INTERVAL_SECONDS = 10.0, 5.0

@@ -99,6 +99,14 @@ def read_json(path: Path) -> Any:
         raise ValueError(f"{path} is not valid JSON: {error}") from error
 
 
+def read_facts(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file; empty if it is missing, cannot be read, or is none."""
+    try:
+        return dict(read_json(path))
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
 def write_synced(path: Path, content: bytes) -> None:
     """Write a file and wait until the disk has it."""
     with open(path, "wb") as file:

@@ -21,16 +21,13 @@ class Rows(Protocol):
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Append one row."""
-        ...
 
     def close(self) -> None:
         """No more will come; closing twice is harmless."""
-        ...
 
     @property
     def missing(self) -> int:
         """Number of rows that could not be written so far."""
-        ...
 
 
 class RecordWriter(AppendedFile):

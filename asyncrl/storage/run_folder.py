@@ -31,7 +31,7 @@ import psutil
 from asyncrl import __version__
 from asyncrl.core.devices import usable_cores
 from asyncrl.core.errors import UsageError
-from asyncrl.storage.files import read_json
+from asyncrl.storage.files import read_facts
 from asyncrl.storage.holding import Hold, holding, is_held
 
 LOCK, STATUS = "run.lock", "status.json"
@@ -208,22 +208,15 @@ def read_status(folder: Path) -> dict[str, Any]:
     A run that is said to be going on, but that no process holds, is in the state DIED: its command was killed, or its
     machine went down. Nothing is written, so the folder may be read-only.
     """
-    status = _read_status(folder)
+    status = read_facts(folder / STATUS)
     if status.get("state", GOING[0]) not in GOING:
         return status
     if is_held(folder / LOCK):
         return status or {"state": GOING[0]}
-    status = _read_status(folder)  # the run may have ended since
+    status = read_facts(folder / STATUS)  # the run may have ended since
     if status.get("state") not in GOING:
         return status
     return status | {"state": DIED, "reason": "its process is gone: it was killed, or its machine went down"}
-
-
-def _read_status(folder: Path) -> dict[str, Any]:
-    try:
-        return dict(read_json(folder / STATUS))
-    except (OSError, ValueError, TypeError):
-        return {}
 
 
 def runs_of(runs_dir: Path, algorithm: str, env_id: str) -> list[RunFolder]:

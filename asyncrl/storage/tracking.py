@@ -16,7 +16,7 @@ from typing import Any
 
 from asyncrl.core.errors import UsageError
 from asyncrl.core.extras import to_install
-from asyncrl.storage.files import TRIES, Backlog, read_json, write_json
+from asyncrl.storage.files import TRIES, Backlog, read_facts, write_json
 
 PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 10.0, 600.0
 """Pause after the first failure of a call, doubled after each further one, and the longest pause."""
@@ -159,9 +159,7 @@ def make_trackers(names: Sequence[str], project: str, title: str, folder: Path) 
 
     Raises UsageError if one of them cannot begin, by then before anything has been trained.
     """
-    known: dict[str, str] = {}
-    with contextlib.suppress(OSError, ValueError):
-        known |= read_json(folder / FILE)
+    known = read_facts(folder / FILE)
     made: dict[str, Tracker] = {}
     for name in names:
         try:

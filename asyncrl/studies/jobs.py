@@ -150,13 +150,9 @@ class RunningJobs:
         self._runs_dir = runs_dir
         self._lock = lock
         self._guard = threading.Lock()
-        self._stopping = False
-        self._going: set[subprocess.Popen[str]] = set()
-
-    @property
-    def stopping(self) -> bool:
+        self.stopping = False
         """Whether no more runs may begin."""
-        return self._stopping
+        self._going: set[subprocess.Popen[str]] = set()
 
     def run(self, job: Job, enough: Callable[[], bool] | None = None) -> str:
         """Make one run; returns what went wrong, "" if nothing did.
@@ -165,7 +161,7 @@ class RunningJobs:
         """
         folder = job.folder(self._runs_dir)
         with self._guard:
-            if self._stopping:
+            if self.stopping:
                 return "not started"
             if is_held(folder / LOCK):  # a run of a study that was killed, where locks are not inherited
                 return "another process is training there"
@@ -201,7 +197,7 @@ class RunningJobs:
     def stop(self) -> None:
         """Ask all runs to stop, and begin no more."""
         with self._guard:
-            self._stopping = True
+            self.stopping = True
             for process in self._going:
                 process.terminate()
 

@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from asyncrl.core.statistics import Sample
-from asyncrl.storage.files import read_json
+from asyncrl.storage.files import read_facts
 from asyncrl.storage.records import read_records
 from asyncrl.storage.run_folder import read_status
 from asyncrl.studies.study import Cell, Reference, Study
@@ -99,10 +99,7 @@ def measure(cell: Cell, folder: Path, reference: Reference | None = None) -> Mea
     state = str(status.get("state", ""))
     if not state:
         return Measurement(cell, "", reference)
-    try:
-        host = read_json(folder / "host.json")
-    except (OSError, ValueError):
-        host = {}
+    host = read_facts(folder / "host.json")
     evaluations = [row for row in read_records(folder / "evaluator.jsonl") if row.get("mean") is not None]
     workers, learners = (
         [row for file in sorted(folder.glob(f"{kind}*.jsonl")) for row in read_records(file) if "time" in row]

@@ -20,12 +20,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import Literal, get_args
+from typing import Literal
 
 from asyncrl.core.statistics import Estimate, over_games
 
 Reference = Literal["no-op", "human-starts"]
-REFERENCES: tuple[Reference, ...] = get_args(Reference)
 SOURCES = {
     "no-op": "no-op starts, references of dqn_zoo",
     "human-starts": "human starts, references of Gorila and double DQN",

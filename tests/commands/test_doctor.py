@@ -314,7 +314,7 @@ def push_what_is_read_back(run: Run, worker: int) -> None:
         theta.add_(statistics[0], alpha=-eta)
 
     kernels.RULES.clear()
-    updates.RULES["momentum-sgd"] = momentum_sgd
+    updates.UpdateRule.momentum_sgd = momentum_sgd
     learning.push_at_once(run, worker)
 
 
@@ -700,7 +700,7 @@ class TestCommand:
     @pytest.mark.parametrize("limit", [20, 48])
     def test_too_few_descriptors_for_the_doctor_itself_are_a_finding(self, limit: int) -> None:
         """No traceback, but what to do."""
-        command = f"ulimit -n {limit} && exec {sys.executable} -m asyncrl.commands.doctor --env-id Catch"
+        command = f"ulimit -n {limit} && exec {sys.executable} -m asyncrl doctor --env-id Catch"
         done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=500)
 
         assert (done.returncode, done.stderr) == (1, "")

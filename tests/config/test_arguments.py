@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncrl.config.arguments import parse_argument, write_argument
+from asyncrl.config.arguments import parse_argument
+from asyncrl.config.files import read_settings
 from asyncrl.config.run_config import RunConfig
 from asyncrl.config.settings import settings_for
 from asyncrl.core.errors import UsageError
@@ -120,10 +121,15 @@ def test_what_cannot_travel_is_refused_by_name(given: dict[Any, Any], line: str)
         settings_for(RunConfig, {"env_kwargs": given})
 
 
-def test_a_file_of_settings_hands_nothing_over() -> None:
+def test_a_file_of_settings_hands_nothing_over(tmp_path: Path) -> None:
     """TOML has dates."""
+    file = tmp_path / "settings.toml"
+    file.write_text("[env_kwargs]\nmass = 3.0\n")
+    assert read_settings(file).config["env_kwargs"] == ["mass=3.0"]
+
+    file.write_text("[env_kwargs]\nwhen = 2026-01-02\n")
     with pytest.raises(UsageError, match="env_kwargs when is a date, which is not a Python literal"):
-        write_argument("when", __import__("datetime").date(2026, 1, 2))
+        read_settings(file)
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from asyncrl.core.output import duration
-from asyncrl.core.wrapping import Typed
+from asyncrl.core.output import Typed, duration
 from asyncrl.runtime import terminal
 from asyncrl.runtime.monitor import Summary, View
 from asyncrl.runtime.terminal import (

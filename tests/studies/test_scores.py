@@ -5,13 +5,14 @@ from __future__ import annotations
 import csv
 import statistics
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
 
 from asyncrl.core.statistics import interquartile_mean, mean_of, over_games
 from asyncrl.envs.atari import games
-from asyncrl.studies.scores import REFERENCES, Reference, Score, human_normalized, reference_scores, totals
+from asyncrl.studies.scores import Reference, Score, human_normalized, reference_scores, totals
 
 
 def test_a_random_player_has_0_percent_and_a_human_one_100() -> None:
@@ -28,7 +29,7 @@ def test_what_is_none_of_the_57_games_has_no_such_score(env_id: str) -> None:
     assert human_normalized(env_id, 1.0) is None
 
 
-@pytest.mark.parametrize("reference", REFERENCES)
+@pytest.mark.parametrize("reference", get_args(Reference))
 def test_there_are_57_games_all_of_which_can_be_played_here(reference: Reference) -> None:
     """Under the names that ids use; a human plays better than chance, Video Pinball's being taken as 0."""
     scores = reference_scores(reference)
