@@ -399,7 +399,7 @@ class FaultSettings(Settings):
     """What happens when something breaks."""
 
     on_worker_error: Literal["stop", "restart"] = "stop"
-    """After an exception in a worker: end the run with its traceback, or replace the worker (not with ranks)."""
+    """After an exception in a worker: end the run with its traceback, or replace it (local and Ray backends)."""
     on_env_error: Literal["stop", "rebuild"] = "stop"
     """If an environment raises or returns invalid values: treat it as the worker's error, or rebuild it."""
     worker_restarts: int = limited(3, 0)

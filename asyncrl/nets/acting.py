@@ -81,11 +81,11 @@ class Instead:
         self._owner, self._name, self._function = owner, name, function
         setattr(owner, name, self)
 
-    def __call__(self, *arguments: Any) -> Any:
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
         """What the method returns."""
         if torch.is_grad_enabled():
-            return getattr(type(self._owner), self._name)(self._owner, *arguments)
-        return self._function(*arguments)
+            return getattr(type(self._owner), self._name)(self._owner, *arguments, **named)
+        return self._function(*arguments, **named)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return getattr, (self._owner, self._name)
@@ -103,7 +103,7 @@ def is_known(trunk: Trunk) -> bool:
 
     It has room for a border of zeros around observations, and around no other images.
     """
-    layers = [*getattr(trunk.body, "convolutions", ()), *getattr(trunk.body, "linear", ())]
+    layers = [layer for layer in trunk.body.modules() if isinstance(layer, nn.Linear | nn.Conv2d)]
     weights = [weight for name, weight in trunk.body.named_parameters() if name.endswith("weight")]
     packed = [weight for weight in weights if weight.dim() == 4 or isinstance(trunk.body, VectorBody)]
     return (

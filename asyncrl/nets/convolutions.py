@@ -144,7 +144,7 @@ class ConvolutionalBody(Body):
 
         The features may lie on the tape, where the next rollout overwrites them.
         """
-        row = None if self.tape is None else self.tape.row_for(observations)
+        row = None if self.tape is None or torch.is_grad_enabled() else self.tape.row_for(observations)
         if row is None:
             return self._compute(observations)
         hidden, scale = row[0].copy_(observations), self.scale

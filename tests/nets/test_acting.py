@@ -21,7 +21,7 @@ from asyncrl.nets.acting import Compiled, act_compiled
 from asyncrl.nets.actor_critic import ActorCritic
 from asyncrl.nets.bodies import Body, VectorBody
 from asyncrl.nets.convolutions import ConvolutionalBody
-from asyncrl.nets.trunk import Trunk, compute_in
+from asyncrl.nets.trunk import Trunk, compute_in, keep_activations
 from asyncrl.runtime import roles
 from asyncrl.runtime.loops import Replica
 from tests.support import make_run, shared_store
@@ -159,18 +159,21 @@ def test_observations_that_do_not_fit_are_refused() -> None:
 
 
 @compiled
+@pytest.mark.parametrize("spaces", [VECTOR, SPACES["small"]], ids=lambda spaces: spaces.kind)
 @pytest.mark.parametrize("algorithm", ["a3c", "n_step_q"])
-def test_a_loss_of_what_acting_gives_has_its_gradient(algorithm: str) -> None:
-    """Also after acting, which has no gradient."""
-    network, plain = (network_of(algorithm, VECTOR) for _ in range(2))
+def test_a_loss_of_what_acting_gives_has_its_gradient(algorithm: str, spaces: Spaces) -> None:
+    """Also after acting, which has no gradient, and with a tape."""
+    network, plain = (network_of(algorithm, spaces) for _ in range(2))
+    keep_activations(network, 5, 4)
     act_compiled(network, changing=False)
-    outputs(network, torch.ones(2, 5))
+    observations = observations_of(spaces, 4)
+    outputs(network, observations)
 
     found = []
     for one in (network, plain):
-        given = (
-            one.values_at(torch.ones(2, 5))[0] if algorithm == "n_step_q" else one.policy_at(torch.ones(2, 5))[0].logits
-        )
+        called = one.values_at if algorithm == "n_step_q" else one.policy_at
+        given, _ = called(observations=observations, state=None)
+        given = getattr(given, "logits", given)
         (given**2).sum().backward()
         found.append([parameter.grad for parameter in one.trunk.parameters()])
     assert all(
@@ -216,20 +219,20 @@ def second_trunk(network: Any) -> None:
 
 
 def only_the_second_known(network: Any) -> None:
-    network.predictor, network.trunk = network.trunk, Trunk(TwoLayers())
+    network.predictor, network.trunk = network.trunk, Trunk(OneLayer())
 
 
-class TwoLayers(Body):
+class OneLayer(Body):
     """A user's own."""
 
     features = 64
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.Sequential(nn.Linear(5, 20), nn.Linear(20, 64))
+        self.linear = nn.Linear(5, 64)
 
     def forward(self, observations: Tensor) -> Tensor:
-        return self.layers(observations)
+        return self.linear(observations).tanh()
 
 
 @compiled

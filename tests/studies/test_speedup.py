@@ -128,7 +128,7 @@ def test_runs_that_failed_or_are_missing_are_listed_but_measure_nothing(tmp_path
     write_runs(tmp_path, [("", run) for run in runs])
 
     assert find(make_points(runs), "a3c", "Catch", "local", 1).runs == [runs[2]]
-    assert [row["state"] for row in read(tmp_path / "runs.csv")] == ["failed", "not made", "finished"]
+    assert [row["state"] for row in read(tmp_path / "runs.csv")] == ["failed", "not run", "finished"]
 
 
 def test_replaced_workers_are_told(tmp_path: Path) -> None:

@@ -83,12 +83,12 @@ def test_what_other_machines_wrote_is_collected(tmp_path: Path, capsys: pytest.C
     with open(tmp_path / "report" / "table.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [(row["state"], row["best"], row["final"]) for row in rows] == [
-        ("finished", "3", "2"), ("finished", "2", "1"), ("finished", "1", "0"), ("not made", "", ""),
+        ("finished", "3", "2"), ("finished", "2", "1"), ("finished", "1", "0"), ("not run", "", ""),
     ]  # fmt: skip
     assert {path.name for path in (tmp_path / "report").iterdir()} == {
         "report.md", "report.html", "table.csv", "scores.png", "scores.svg", "parallel.png", "parallel.svg",
     }  # fmt: skip
-    assert "4 runs (3 finished, 1 not made)" in (tmp_path / "report" / "report.md").read_text()
+    assert "4 runs (3 finished, 1 not run)" in (tmp_path / "report" / "report.md").read_text()
 
 
 def test_the_figure_is_the_papers_scatter(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
