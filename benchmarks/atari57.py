@@ -5,7 +5,7 @@
 
 One run per game and seed, two cores each. A row is added to the CSV file when a run has ended, together with the score
 of a player that draws its actions evenly. Runs that have a row are not made again: the study may be interrupted at any
-time, and goes on on another machine with the file alone. Each call prints the table of the rows that there are, and the
+time, and goes on on another machine with the file alone. Each call prints the table of the rows of these seeds, and the
 median over games with an interval by bootstrap, which draws games and, of each, seeds.
 """
 
@@ -227,10 +227,10 @@ def main() -> None:
     if jobs:
         with alone_in(arguments.folder, print) as lock:
             run_jobs(list(jobs.values()), arguments.folder, arguments.slots, lock, say)
-    if rows:
-        print_table(rows)
+    if shown := {place: row for place, row in rows.items() if row.seed in arguments.seeds}:
+        print_table(shown)
         if arguments.figure:
-            draw(rows, arguments.figure)
+            draw(shown, arguments.figure)
 
 
 if __name__ == "__main__":

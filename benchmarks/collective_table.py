@@ -33,7 +33,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ranks import SHARES, counted, shares, time_of
+from ranks import SHARES, beginning, counted, shares, time_of
 
 from asyncrl.storage.records import read_records
 from asyncrl.studies.speedup import fit_law
@@ -96,8 +96,7 @@ def measure(command: Sequence[str], folder: Path, arguments: argparse.Namespace)
     if not all(ranks):
         raise SystemExit(f"{' '.join(command)}\ndid not last longer than the warm-up of {arguments.warm_up:g} seconds")
     learner = counted(run / "learner.jsonl", arguments.warm_up) if (run / "learner.jsonl").exists() else []
-    began = max((row["seconds"] for row in counted(files[0], 0.0) if row["seconds"] < arguments.warm_up), default=0.0)
-    spent = max(own[-1]["seconds"] for own in ranks) - began
+    spent = max(own[-1]["seconds"] for own in ranks) - beginning(run, arguments.warm_up)
     scores = [row["mean"] for row in read_records(run / "evaluator.jsonl") if row.get("mean") is not None]
     config = json.loads((run / "config.json").read_text())["config"]
     return Result(

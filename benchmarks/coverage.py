@@ -70,7 +70,7 @@ def of_means_and_medians(repeats: int) -> None:
 def of_ratios(repeats: int) -> None:
     """Two samples of n runs with the same median."""
     print("\n| ratio of medians | runs each | asyncrl |\n|---|--:|--:|")
-    for name, (draw, _, _) in DISTRIBUTIONS.items():
+    for name, (draw, _, _) in list(DISTRIBUTIONS.items())[:-1]:  # a median of the last may be 0
         for n in (5, 10, 20):
             random, hits = np.random.default_rng(n), 0
             for seed in range(repeats):

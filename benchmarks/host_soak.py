@@ -175,8 +175,11 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="of the choice of faults")
     parser.add_argument("--figure", type=Path)
     parser.add_argument("--show", action="store_true", help="make no run")
-    parser.add_argument("words", nargs="*", help="behind --: more settings of the run")
-    options = parser.parse_args()
+    given = sys.argv[1:]
+    own, flags = (given[: given.index("--")], given[given.index("--") + 1 :]) if "--" in given else (given, [])
+    options = parser.parse_args(own, argparse.Namespace(words=flags))
+    if not options.show and (options.folder / "rows.jsonl").exists():
+        parser.error(f"{options.folder} has a soak already: --show, or another folder")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the cluster and its hosts are removed on the way out
     options.folder.mkdir(parents=True, exist_ok=True)
     bad = [] if options.show else soak(options)
@@ -185,7 +188,7 @@ def main() -> int:
     tell(rows, faults)
     if options.figure:
         draw(rows, faults, options.folder, options.figure)
-    print("\n".join(bad) or "nothing fell, nothing is left")
+    print("\n".join(bad) or ("" if options.show else "nothing fell, nothing is left"))
     return int(bool(bad))
 
 
@@ -200,6 +203,8 @@ def soak(options: argparse.Namespace) -> list[str]:
         run = Run(options.folder, command_of(options, prefix, address))
         try:
             while min(run.status().get("worker_steps") or [0]) == 0:
+                if run.process.poll() is not None:
+                    raise SystemExit(f"the run ended with exit code {run.process.returncode}")
                 time.sleep(0.2)
             bad += watch(options, run, choose, sorted(set(folders)))
             run.process.send_signal(signal.SIGTERM)
@@ -253,7 +258,7 @@ def watch(options: argparse.Namespace, run: Run, choose: random.Random, folders:
                 waited = time.monotonic() - done
                 if (before and over(run, before, updates)) or waited > LONGEST:
                     bad += [f"{fault['fault']} was not over after {waited:.0f} s"] if waited > LONGEST else []
-                    faults.write({**fault, "over_seconds": waited, "later_steps": run.status().get("steps", 0)})
+                    faults.write({**fault, "over_seconds": waited})
                     fault = None
             if at >= row_due:
                 rows.write({"minutes": at / 60, **look(run, status, folders)})

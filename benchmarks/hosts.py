@@ -139,6 +139,9 @@ def main() -> None:
     arguments.folder.mkdir(parents=True, exist_ok=True)
     stored = arguments.folder / f"{arguments.env_id.replace('/', '_')}.json"
     results = read_json(stored) if stored.exists() else {}
+    of = [arguments.score, arguments.workers, arguments.total_steps, arguments.evaluation_interval_steps, *flags]
+    if results.setdefault("of", of) != of:
+        parser.error(f"{stored} has runs with other settings: give another folder")
     os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64, **VARIABLES}
     for hosts in arguments.hosts:
         jobs = [(algorithm, seed) for seed in arguments.seeds for algorithm in arguments.algorithms]

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import psutil
+from soak import workers_of
 
 from asyncrl.storage.records import read_records
 
@@ -89,12 +90,11 @@ def measure(algorithm: str, env_id: str, workers: int, prefix: str, seconds: flo
         while len(files := list(Path(folder).glob("*/*/*/worker-*.jsonl"))) < workers or not all(
             file.stat().st_size for file in files
         ):
+            if run.poll() is not None:
+                raise SystemExit(f"training ended with exit code {run.returncode}")
             time.sleep(0.05)
         time.sleep(WARM_UP)
-        # Workers and learners are the processes that have done most meanwhile.
-        learners = len(list(Path(folder).glob("*/*/*/learner*.jsonl")))
-        every = psutil.Process(run.pid).children(recursive=True)
-        every = sorted(every, key=lambda process: -sum(process.cpu_times()[:2]))[: workers + learners]
+        every = workers_of(run.pid)
         began, before = time.perf_counter(), Used.of(every)
         time.sleep(max(1.0, seconds - 3.0))
         spent, after = time.perf_counter() - began, Used.of(every)

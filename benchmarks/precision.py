@@ -107,7 +107,9 @@ def main() -> None:
     parser.add_argument("--figure", type=Path, help="draw the curves here")
     arguments = parser.parse_args()
     if arguments.runs:
-        write_csv(arguments.rows, [one._asdict() for one in sorted(collect(arguments.runs))])
+        if not (found := collect(arguments.runs)):
+            parser.error(f"there are no finished runs in {arguments.runs}")
+        write_csv(arguments.rows, [one._asdict() for one in sorted(found)])
     evaluations = read(arguments.rows)
     print_table(evaluations)
     if arguments.figure:

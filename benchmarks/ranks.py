@@ -55,7 +55,8 @@ def train(
         (run,) = Path(folder).glob("*/*/*")
         ranks = [counted(file, warm_up) for file in sorted(run.glob("worker-*.jsonl"))]
         learner = counted(run / "learner.jsonl", warm_up) if (run / "learner.jsonl").exists() else []
-    spent = max(own[-1]["seconds"] for own in ranks) - warm_up
+        began = beginning(run, warm_up)
+    spent = max(own[-1]["seconds"] for own in ranks) - began
     steps = sum(row["worker_steps"] for own in ranks for row in own)
     updates = sum(row.get("updates", 0) for row in (learner or ranks[0]))
     return [steps / spent, updates / spent, used, *shares([time_of(own) for own in ranks], time_of(learner)).values()]
@@ -82,6 +83,12 @@ def cpu_of(process: subprocess.Popen[str], folder: Path, warm_up: float) -> floa
 def counted(file: Path, warm_up: float) -> list[dict[str, Any]]:
     """The rows of a process after the first seconds."""
     return [row for row in read_records(file) if "time" in row and row["seconds"] >= warm_up]
+
+
+def beginning(run: Path, warm_up: float) -> float:
+    """Seconds of a run at which its counted rows begin: the last row before the end of the warm-up."""
+    rows = counted(run / "worker-0.jsonl", 0.0)
+    return float(max((row["seconds"] for row in rows if row["seconds"] < warm_up), default=0.0))
 
 
 def time_of(rows: Sequence[Mapping[str, Any]]) -> Counter[str]:

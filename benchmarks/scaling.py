@@ -13,8 +13,8 @@ fitted to the runs on one host; those on two hosts, printed beside what the mode
 Without `--measure` it prints the table for hosts of the given kind, and draws the figure. The model: on a host with a
 core per worker, workers make as many steps as they have CPU time for. Each makes `--exchange-updates` updates between
 two calls to each shard, at least one call per second and at most fifty. A shard, and the learner, has one core. The
-script also adds runs of `benchmarks/simulated_hosts.py` (`--simulated FOLDER`) to the file: hosts, seed, and steps to a
-score of 475.
+script also puts runs of `benchmarks/simulated_hosts.py` (`--simulated FOLDER`) into the file, in place of those in it:
+hosts, seed, and steps to a score of 475.
 """
 
 from __future__ import annotations
@@ -240,7 +240,7 @@ def main() -> None:
             found["measured"].append(row)
             write(given.file, found)
     if given.simulated is not None:
-        found["simulated"] = simulated(given.simulated)
+        found["simulated"] = simulated(given.simulated) or parser.error(f"there are no runs in {given.simulated}")
         write(given.file, found)
     report(found, given)
 
@@ -265,7 +265,9 @@ def report(found: dict[str, Any], given: argparse.Namespace) -> None:
               f"saturated at {1e6 / learner:,.0f} steps per second, {worker / learner:.1f} actors")  # fmt: skip
     updates = given.workers * 1e6 / given.cpu_per_step / given.steps_per_update
     print(f"\n{given.workers} workers per host, {given.cpu_per_step:g} us per step, {given.parameters:,} parameters")
-    print("hosts | steps per second | busy cores of a shard, of " + ", ".join(map(str, SHARDS)) + " | MB/s of a shard")
+    print(
+        "hosts | steps per second | busy cores of a shard, of " + ", ".join(map(str, SHARDS)) + " | MB/s of all shards"
+    )
     loads = {count: np.array([load_of(hosts, count, shard, updates, given) for hosts in HOSTS]) for count in SHARDS}
     for at, hosts in enumerate(HOSTS):
         calls = calls_of(hosts, updates, given.exchange_updates * given.workers)

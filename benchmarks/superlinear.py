@@ -309,7 +309,7 @@ def p_of_interaction(cells: NDArray[np.float64]) -> tuple[float, float]:
     means = cells.mean(-1, keepdims=True)
     additive = means.mean(1, keepdims=True) + means.mean(0, keepdims=True) - means.mean()
     found = contrast(cells)
-    random, residuals = np.random.default_rng(0), (cells - means).ravel()
+    random, residuals = np.random.default_rng(0), (cells - additive).ravel()
     shuffled = np.stack([random.permutation(residuals) for _ in range(PERMUTATIONS)]).reshape(-1, *cells.shape)
     return float(found), float((1 + np.sum(np.abs(contrast(additive + shuffled)) >= abs(found))) / (1 + PERMUTATIONS))
 
@@ -436,12 +436,14 @@ def main() -> None:
         study.make(jobs, slots)
     print_tuning(study)
     if len(chosen) == len(WORKERS):
-        for how in ("drawn", "equal"):
+        for how in HOWS:
             if any(study.counted(n, chosen[n], how) for n in WORKERS):
                 print_counted(study, chosen, how)
-        if all(study.counted(n, chosen[n], how) for n in WORKERS for how in ("drawn", "equal")):
+        if all(study.counted(n, chosen[n], how) for n in WORKERS for how in HOWS):
             print_tests(study, chosen)
     if arguments.figure:
+        if len(chosen) < len(WORKERS):
+            parser.error("tuning runs are missing: --tune makes them")
         draw(study, chosen, arguments.figure)
 
 

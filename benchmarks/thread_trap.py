@@ -21,7 +21,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from asyncrl.storage.records import read_records
+from ranks import beginning, counted
 
 RANKS = 2
 UNGUARDED = """
@@ -53,9 +53,9 @@ def rate(guarded: bool, threads: int, seconds: float, flags: Sequence[str]) -> f
         if codes := [rank.wait() for rank in ranks if rank.wait()]:
             raise SystemExit(f"training ended with exit code {codes[0]}")
         (run,) = Path(folder).glob("*/*/*")
-        rows = [row for file in run.glob("worker-*.jsonl") for row in read_records(file) if "time" in row]
-    counted = [row for row in rows if row["seconds"] >= 2]
-    return float(sum(row["worker_steps"] for row in counted) / (max(row["seconds"] for row in counted) - 2))
+        rows = [row for file in run.glob("worker-*.jsonl") for row in counted(file, 2.0)]
+        began = beginning(run, 2.0)
+    return float(sum(row["worker_steps"] for row in rows) / (max(row["seconds"] for row in rows) - began))
 
 
 def main() -> None:

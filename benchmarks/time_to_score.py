@@ -21,9 +21,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 import time
@@ -31,6 +31,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from asyncrl.core.statistics import Sample
 from asyncrl.plots.figures import Line, Panel, draw, save_figure
 from asyncrl.storage.records import read_records
 from asyncrl.studies.documents import read_csv, write_csv
@@ -134,22 +135,26 @@ def main() -> None:
     for seed in arguments.seeds:
         folder = arguments.runs_dir / arguments.algorithm / arguments.env_id.replace("/", "_") / f"seed-{seed}"
         stored = folder.parent / f"result-{seed}.json"
+        of = [arguments.score, arguments.max_minutes, *flags]
         if stored.exists():
-            result = Result(**json.loads(stored.read_text()))
+            kept = json.loads(stored.read_text())
+            if kept.pop("of") != of:
+                raise SystemExit(f"{stored} is of other settings: give another --runs-dir")
+            result = Result(**kept)
         else:
             result = measure(seed, folder, arguments, flags)
-            stored.write_text(json.dumps(asdict(result)))
+            stored.write_text(json.dumps(asdict(result) | {"of": of}))
         results.append(result)
         print(
             f"{seed:>5} {result.score:>7.1f} {result.steps:>11,} {result.reached:>9.1f} {result.known:>9.1f} "
             f"{result.command:>9.1f} {result.known * result.cores:>9.1f}" + ("" if result.ended else "   not reached"),
             flush=True,
         )
-    reached = [result for result in results if result.ended]
-    print(f"{len(reached)} of {len(results)} reached {arguments.score:g}", end="")
-    if reached:
-        print(f"; median {statistics.median(result.known for result in reached):.1f} minutes", end="")
-    print()
+    if results:
+        middle = Sample(tuple(result.known for result in results), tuple(result.ended for result in results)).median
+        reached = sum(result.ended for result in results)
+        in_words = f"median {middle:.1f} minutes" if math.isfinite(middle) else "the median did not"
+        print(f"{reached} of {len(results)} reached {arguments.score:g}; {in_words}")
     if arguments.csv:
         rows = keep(results, arguments.name, arguments.csv)
         if arguments.figure:
