@@ -195,5 +195,5 @@ def test_what_a_finished_run_and_one_without_an_evaluation_are_told_to_give(told
     assert "has no best checkpoint because no evaluation has finished; use --checkpoint newest\n" in told()
     with pytest.raises(asyncrl.UsageError, match=r'no evaluation has finished; use checkpoint="newest"$'):
         asyncrl.load(early)
-    with pytest.raises(asyncrl.UsageError, match=r'give checkpoint="newest"$'):
+    with pytest.raises(asyncrl.UsageError, match=r'use checkpoint="newest"$'):
         asyncrl.Run.open(early).evaluate()
