@@ -31,9 +31,12 @@ def bind_parameters(network: nn.Module, flat: Tensor) -> None:
 
 def split_like(flat: Tensor, parameters: Iterable[Tensor]) -> list[Tensor]:
     """Views of `flat` `[P]` with the shapes of `parameters`, in their order."""
-    shapes = [parameter.shape for parameter in parameters]
-    pieces = torch.split(flat, [shape.numel() for shape in shapes])
-    return [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)]
+    views, start = [], 0
+    for parameter in parameters:
+        end = start + parameter.numel()
+        views.append(flat[start:end].view(parameter.shape))
+        start = end
+    return views
 
 
 def gradient_of(loss: Tensor, parameters: Sequence[Tensor], out: Tensor) -> Tensor:
