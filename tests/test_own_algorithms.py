@@ -257,7 +257,8 @@ def test_an_algorithm_is_named_by_its_module_or_by_its_class(tmp_path: Path, mon
 
     with pytest.raises(UsageError, match=r"several algorithms: two_of_mine:First, two_of_mine:Second$"):
         load("two_of_mine")
-    with pytest.raises(UsageError, match="experience must be one of 'gradient', 'in step', 'queue', 'replay', not"):
+    known = "'gradient', 'in step', 'queue', 'replay'"
+    with pytest.raises(UsageError, match=f"experience must be one of {known}, not 'nowhere'"):
         load("two_of_mine:First")
     second = load("two_of_mine:Second")
     assert (second.__name__, name_of_class(second)) == ("Second", "two_of_mine:Second")

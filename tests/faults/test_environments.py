@@ -41,6 +41,11 @@ BROKEN = {
 }
 
 
+def named(kind: str) -> str:
+    """The environment's id and what it did."""
+    return f"module:make {'failed in step()' if kind == 'raises' else 'broke its contract in step'}"
+
+
 def words(folder: Path, *more: str) -> list[str]:
     """A short serial run of `module:make`."""
     return [
@@ -63,7 +68,7 @@ def test_a_broken_environment_ends_the_run_and_is_named(
 
     status = status_of(the_run(tmp_path / "runs"))
     assert status["state"] == "failed"
-    assert f"module:make {'failed in step()' if kind == 'raises' else 'broke its contract'}" in status["reason"]
+    assert named(kind) in status["reason"]
     assert complaint in status["reason"]
     assert "BadEnvironment" in status["traceback"]
     assert load_newest(the_run(tmp_path / "runs") / "checkpoints")[0].steps == status["steps"]
@@ -85,7 +90,7 @@ def test_a_broken_environment_can_be_rebuilt_instead(
     rows = [row for file in run.glob("worker-*.jsonl") for row in read_records(file)]
     rebuilt = [row["event"] for row in rows if "rebuilt: " in row.get("event", "")]
     assert len(rebuilt) >= 10
-    assert all("module:make " in event and complaint in event for event in rebuilt)
+    assert all(named(kind) in event and complaint in event for event in rebuilt)
     assert all(len(row["returns"]) == 2 for row in evaluations_of(run))
 
 
