@@ -20,7 +20,6 @@ what makes them Ape-X. Run it with `python -m asyncrl.apex`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from torch import Tensor
 
@@ -44,8 +43,7 @@ class ApeX(ActionValueMethod):
     class Config(ValueReplayConfig, PrioritySettings):
         """Ape-X: one learner samples from one memory by priority (Horgan et al. 2018)."""
 
-        exploration: Literal["drawn", "ladder", "boltzmann", "equal"] = "ladder"
-        """How exploration differs: final epsilon drawn per worker, Ape-X's ladder, temperatures, or not at all."""
+        exploration: str = "ladder"
         double_q: bool = True
         """Let theta choose the action that theta^- values (van Hasselt et al. 2016)."""
         dueling: bool = True

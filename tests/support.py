@@ -127,20 +127,6 @@ def evaluations_of(run: Path) -> list[dict[str, Any]]:
     return read_records(run / "evaluator.jsonl")
 
 
-__all__ = [
-    "COUNTING",
-    "Counting",
-    "FixedAgent",
-    "evaluations_of",
-    "make_run",
-    "push",
-    "run_command",
-    "shared_store",
-    "status_of",
-    "the_run",
-]  # fmt: skip
-
-
 def free_port() -> int:
     """One that nobody listens at, and that the system gives to nobody who does not ask for it."""
     while True:

@@ -342,6 +342,38 @@ def test_a_file_has_the_settings_that_are_not_given_as_on_the_command_line(tmp_p
         asyncrl.train(config=tmp_path / "mine.toml")
 
 
+def test_flags_override_a_files_number_of_all_environments(tmp_path: Path) -> None:
+    """Two of the three say all."""
+    (tmp_path / "mine.toml").write_text(TOML)
+
+    settings = request_for(None, tmp_path / "mine.toml", {"workers": 2, "envs_per_worker": 5}).settings
+
+    assert (settings["workers"], settings["envs_per_worker"]) == (2, 5)
+
+
+def test_a_run_that_was_resumed_on_another_backend_can_be_loaded(tmp_path: Path) -> None:
+    """It keeps settings that its first backend had."""
+    run = asyncrl.train("a3c", env_id="Catch", **TINY, schedule="random", runs_dir=tmp_path)
+    asyncrl.train(resume=run.path, backend="local", total_steps=1500)
+
+    assert asyncrl.load(run).act is not None
+    assert run.evaluate(episodes=1).lengths
+
+
+def test_a_program_may_have_another_default_device(tmp_path: Path) -> None:
+    """All is on the CPU; another default type of numbers is refused in one line."""
+    with torch.device("meta"):
+        run = asyncrl.train("a3c", env_id="Catch", **TINY, runs_dir=tmp_path)
+        assert asyncrl.load(run) is not None
+        assert torch.empty(1).is_meta
+    torch.set_default_dtype(torch.float64)
+    try:
+        with pytest.raises(asyncrl.UsageError, match=r"torch's default dtype is torch.float64 here: asyncrl needs"):
+            asyncrl.train("a3c", env_id="Catch", **TINY, runs_dir=tmp_path)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_a_run_is_made_again_by_its_folder(tmp_path: Path) -> None:
     """With the same settings; here it repeats itself, since it is serial."""
     runs = {"runs_dir": tmp_path}
@@ -360,6 +392,7 @@ def test_a_run_is_made_again_by_its_folder(tmp_path: Path) -> None:
         ({"learning_rate": lambda left: 1e-3 * left}, {"learning_rate": 1e-3, "learning_rate_schedule": "0:1,1:0"}),
         ({"epsilons": [(0, 1.0), (1, 0.1)]}, {"epsilon_schedule": "0:1,1:0.1"}),
         ({"n_envs": 6, "workers": 3}, {"workers": 3, "envs_per_worker": 2}),
+        ({"workers": 3, "envs_per_worker": 1}, {"workers": 3, "envs_per_worker": 1}),
         ({"learning_rate": 1e-3}, {"learning_rate": 1e-3, "learning_rate_schedule": "0:1,1:0.5"}),
     ],
 )
@@ -684,12 +717,17 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
 ]
 
 
-@pytest.fixture(params=CASES, ids=lambda case: f"{case[0]}-{case[1].rpartition(':')[2]}-{'-'.join(case[2])}")
-def trained(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[asyncrl.Run, Callable[[], Any]]:
-    """A short run, and what makes Gymnasium's environment."""
+@pytest.fixture(
+    scope="module", params=CASES, ids=lambda case: f"{case[0]}-{case[1].rpartition(':')[2]}-{'-'.join(case[2])}"
+)
+def trained(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[asyncrl.Run, Callable[[], Any]]:
+    """A short run, which the tests only read, and what makes Gymnasium's environment."""
     algorithm, env_id, settings = request.param
     make = Screen if env_id.endswith("Screen") else lambda: gymnasium.make(env_id)
-    return asyncrl.train(algorithm, env_id=env_id, **TINY | settings, runs_dir=tmp_path), make
+    run = asyncrl.train(algorithm, env_id=env_id, **TINY | settings, runs_dir=tmp_path_factory.mktemp("runs"))
+    return run, make
 
 
 def test_a_policy_plays_the_episodes_that_evaluate_plays(trained: tuple[asyncrl.Run, Callable[[], Any]]) -> None:

@@ -22,6 +22,7 @@ from asyncrl.__main__ import main
 from asyncrl.a3c import A3C
 from asyncrl.algorithm import GRADIENT, IN_STEP, MEMORY, QUEUE, load, name_of_class
 from asyncrl.catalog import ALGORITHMS, GRADIENT_METHODS
+from asyncrl.commands.train import configure
 from asyncrl.core.errors import UsageError
 from asyncrl.core.losses import Metrics
 from asyncrl.core.rollout import Rollout
@@ -246,6 +247,9 @@ class First(A3C):
 
 class Second(A3C):
     pass
+
+class Third(A3C):
+    whole_episodes = looks_ahead = True
 """
 
 
@@ -255,13 +259,15 @@ def test_an_algorithm_is_named_by_its_module_or_by_its_class(tmp_path: Path, mon
     monkeypatch.syspath_prepend(tmp_path)
     importlib.invalidate_caches()
 
-    with pytest.raises(UsageError, match=r"several algorithms: two_of_mine:First, two_of_mine:Second$"):
+    with pytest.raises(UsageError, match=r"several algorithms: two_of_mine:First, two_of_mine:Second, two_of_mine:Third$"):
         load("two_of_mine")
     known = "'gradient', 'in step', 'queue', 'replay'"
     with pytest.raises(UsageError, match=f"experience must be one of {known}, not 'nowhere'"):
         load("two_of_mine:First")
     second = load("two_of_mine:Second")
     assert (second.__name__, name_of_class(second)) == ("Second", "two_of_mine:Second")
+    with pytest.raises(UsageError, match="Third has whole_episodes, which is for workers that learn and do not look"):
+        configure("two_of_mine:Third", ["--env-id", "Catch"])
     with pytest.raises(UsageError, match="the module two_of_mine has no Missing"):
         load("two_of_mine:Missing")
 

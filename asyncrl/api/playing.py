@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from asyncrl import catalog
-from asyncrl.algorithm import load
+from asyncrl.algorithm import Algorithm, load
 from asyncrl.api.resume import stored_config
 from asyncrl.backends.handles import shared
 from asyncrl.backends.restoring import check_fits, flat_parameters, restore
@@ -30,7 +30,7 @@ from asyncrl.runtime.collect import Episode
 from asyncrl.runtime.evaluator import play, side_by_side
 from asyncrl.runtime.normalize import Normalizer, make_normalizer
 from asyncrl.runtime.plan import Plan
-from asyncrl.runtime.protocols import EVALUATOR, Agent
+from asyncrl.runtime.protocols import EVALUATOR
 from asyncrl.runtime.roles import build_agent, build_environments
 from asyncrl.runtime.run import Run, RunSpec, initial_parameters
 from asyncrl.runtime.seeding import NO_PART
@@ -50,7 +50,7 @@ class Loaded:
     """The run's folder, as given."""
     name: str
     """The checkpoint's name, as given."""
-    agent: Agent
+    agent: Algorithm
     """Acts as in the run's evaluations, unless another policy was asked for."""
     normalizer: Normalizer | None
     """Normalises observations for the agent; None: it takes them as they are."""
@@ -109,7 +109,7 @@ def load_run(
         raise UsageError(f"{stored.path.parent} is a run of {algorithm!r}, which cannot be used: {error}") from None
     settings = stored_config(algorithm, stored, permission, trains=False)
     policy: dict[str, Any] = {} if greedy is None else {"evaluation_policy": "greedy" if greedy else "sampled"}
-    settings = dataclasses.replace(settings, **permission.given, **policy, seed=seed, resume="")
+    settings = dataclasses.replace(settings, **permission.given, **policy, seed=seed)
     with watched(settings.hang_seconds):
         environment = change(EnvSpec.of(settings))
         spaces = environment.probe()

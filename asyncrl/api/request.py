@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass, replace
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from asyncrl import catalog
 from asyncrl.algorithm import Algorithm, algorithm_of, load, name_of_class
 from asyncrl.backends.probing import probe
-from asyncrl.config.groups import AUTO, LONG_STEPS
+from asyncrl.config.groups import AUTO, LONG_STEPS, EnvironmentSettings
 from asyncrl.config.run_config import RunConfig, to_plain
 from asyncrl.config.settings import own_names, settings_for
 from asyncrl.core.errors import UsageError
@@ -81,15 +81,15 @@ class Request:
             permission = Permission({"algorithm": algorithm} | given | self.settings, self.trust)
             stored = read_stored(RunFolder.open(Path(resume)).config_file)
             before = stored_config(algorithm, stored, permission, trains=True)
-            config = replace(self._on(before), resume=resume)
+            config = replace(self._on(self.config or before), resume=resume)
             changes = differences(before, config)
         else:
-            first = self._on(method.Config())
+            first = self._on(self.config) if self.config else draft(method.Config, self.settings)
             spec, spaces = look_at(algorithm, first)  # the preset depends on it
             with user_code(f"{algorithm}'s preset()"):
                 name = self._preset(method, first, spaces)
                 preset = method.preset(name, spaces) | {"preset": name}
-            config = self._on(replace(method.Config(), **preset))
+            config = self._on(self.config) if self.config else method.Config(**preset | self.settings)
         if resume or EnvSpec.of(config) != spec:
             spec, spaces = look_at(algorithm, config)
         # Described from the probed spaces: describing must not create another environment.
@@ -112,10 +112,23 @@ class Request:
         open_end = "preset" not in given and first.stop_at_score is None and not first.max_seconds
         return "long" if has_long and open_end and given.get("total_steps", 0) >= LONG_STEPS else first.preset
 
-    def _on(self, defaults: RunConfig) -> RunConfig:
-        """The given settings, the others from `defaults` unless there is a complete Config."""
-        config: RunConfig = replace(self.config or defaults, **self.settings)
+    def _on(self, others: RunConfig) -> RunConfig:
+        """The given settings, and the others."""
+        config: RunConfig = replace(others, **self.settings)
         return config
+
+
+def draft(cls: type[RunConfig], settings: dict[str, Any]) -> RunConfig:
+    """The settings before the preset is known, which replaces some defaults: only what an environment needs is checked.
+
+    Raises UsageError.
+    """
+    config = object.__new__(cls)
+    for one in fields(cls):
+        default = one.default if one.default_factory is MISSING else one.default_factory()
+        object.__setattr__(config, one.name, settings.get(one.name, default))
+    EnvironmentSettings.check(config)
+    return config
 
 
 def request_for(

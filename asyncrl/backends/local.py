@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from multiprocessing.connection import wait
 
-from asyncrl.backends.handles import shared
+from asyncrl.backends.handles import shared as share  # noqa: F401  (as every backend)
 from asyncrl.backends.outcome import Outcome, Signals, finished, stopped
 from asyncrl.backends.processes import POLL_SECONDS
 from asyncrl.backends.supervisor import Supervisor
@@ -16,9 +16,6 @@ from asyncrl.runtime.run import Run
 
 START_SECONDS = 0.02
 """Time between two looks at workers that build their environments."""
-
-
-share = shared
 
 
 def refuse(plan: Plan) -> None:

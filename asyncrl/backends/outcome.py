@@ -17,12 +17,8 @@ from asyncrl.storage.files import disk_trouble
 
 STOPPING = user_code.STOPPING
 """The signals that stop a run: from a person, a cluster, or a closed terminal."""
-
-
 PROGRAM = 1000
 """Instead of a signal's number, if the program that trains asked for the end."""
-
-
 ASKED = "the program asked the run to end"
 
 

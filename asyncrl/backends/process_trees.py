@@ -70,11 +70,6 @@ def end(trees: Sequence[str]) -> None:
         _send(os.killpg, int(tree.rpartition("-")[2]), signal.SIGKILL)
 
 
-def end_those_of(pids: Sequence[int]) -> None:
-    """Kill children of this process, by their ids, and all that they have started."""
-    end([f"{TOKEN}-{pid}" for pid in pids])
-
-
 def _marked(trees: Sequence[str]) -> list[int]:
     """Living processes with the mark of one of these trees, except this one."""
     marks, found = [f"{tree};".encode() for tree in trees], []

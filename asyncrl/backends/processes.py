@@ -21,7 +21,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
-import torch.multiprocessing  # noqa: F401  (registers how shared tensors travel to a child)
+import torch.multiprocessing  # registers how shared tensors travel to a child
 
 from asyncrl.backends import process_trees, sockets
 from asyncrl.backends.outcome import STOPPING, Signals
@@ -30,7 +30,7 @@ from asyncrl.runtime.clock import DISK_FAILS, DISK_FULL, ENDED, NOT_FINITE, RAIS
 from asyncrl.runtime.protocols import EVALUATOR, name_of
 from asyncrl.runtime.run import Run
 from asyncrl.runtime.seeding import seed_libraries
-from asyncrl.runtime.threads import compute_with, enforce_one_thread, keep_freed_memory
+from asyncrl.runtime.threads import enforce_one_thread, keep_freed_memory
 from asyncrl.storage.checkpoints import NotSaved
 from asyncrl.storage.files import disk_is_full
 from asyncrl.storage.run_folder import RunFolder
@@ -231,7 +231,7 @@ def role_process(run: Run, who: int) -> None:
     from asyncrl.runtime.roles import build_learner, build_worker
 
     if who < 0:
-        compute_with(getattr(run.spec.config, "learner_threads", 1))
+        torch.set_num_threads(getattr(run.spec.config, "learner_threads", 1))
     elif hasattr(os, "nice"):
         os.nice(NICENESS)
     role = build_worker(run, who) if who >= 0 else build_learner(run, who)
@@ -365,7 +365,7 @@ def end(*processes: BaseProcess) -> None:
                 os.kill(cast(int, process.pid), signal.SIGKILL)
     for process in processes:
         process.join()
-    process_trees.end_those_of([process.pid for process in processes if process.pid is not None])
+    process_trees.end([f"{process_trees.TOKEN}-{process.pid}" for process in processes if process.pid is not None])
 
 
 def end_all(processes: Sequence[BaseProcess], signals: Signals, folder: RunFolder) -> None:

@@ -19,8 +19,10 @@ def restore(handles: Handles, theta: Tensor, checkpoint: Checkpoint, exactly: bo
     `exactly`: a serial run goes on where it was, and restores its memory itself. Raises UsageError, naming the setting,
     for a checkpoint that does not fit.
     """
-    handles.store.restore(theta, checkpoint.tensors, counts_of(checkpoint))
-    handles.store.lose(lost_before(checkpoint))
+    lost = int(checkpoint.facts.get("updates_lost", 0))
+    counts = Counts(checkpoint.updates + lost, *(checkpoint.facts[name] for name in DROPPED))
+    handles.store.restore(theta, checkpoint.tensors, counts)
+    handles.store.lose(lost)
     handles.moments.restore(checkpoint.tensors)
     memory = {name.removeprefix(REPLAY): own for name, own in checkpoint.tensors.items() if name.startswith(REPLAY)}
     if not memory and checkpoint.facts.get("exact") and not exactly:
@@ -49,16 +51,6 @@ def check_fits(checkpoint: Checkpoint, algorithm: str, env_id: str, optimizer: s
             raise UsageError(f"the checkpoint of step {checkpoint.steps} cannot be used: its manifest lacks {key}")
     if {name: tuple(tensor.shape) for name, tensor in checkpoint.parameters.items()} != dict(layout):
         raise UsageError("the checkpoint's network has different layers from this run's; use the same network settings")
-
-
-def counts_of(checkpoint: Checkpoint) -> Counts:
-    """The counts of updates in a checkpoint that fits, with those that were lost."""
-    return Counts(checkpoint.updates + lost_before(checkpoint), *(checkpoint.facts[name] for name in DROPPED))
-
-
-def lost_before(checkpoint: Checkpoint) -> int:
-    """Updates that the run had lost at the checkpoint."""
-    return int(checkpoint.facts.get("updates_lost", 0))
 
 
 def flat_parameters(checkpoint: Checkpoint, layout: Layout) -> Tensor:

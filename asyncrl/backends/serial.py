@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asyncrl.backends.handles import shared
+from asyncrl.backends.handles import shared as share  # noqa: F401  (as every backend)
 from asyncrl.backends.outcome import Outcome, Signals, finished, stopped
 from asyncrl.config.run_config import RunConfig, to_plain
 from asyncrl.core.errors import UsageError
@@ -24,8 +24,6 @@ from asyncrl.runtime.run import Run
 from asyncrl.runtime.seeding import SCHEDULE, derive
 from asyncrl.storage.checkpoints import Checkpoint
 from asyncrl.storage.files import plain
-
-share = shared
 
 
 def refuse(plan: Plan) -> None:
@@ -42,7 +40,7 @@ def run(run: Run, monitor: Monitor, view: View, signals: Signals) -> Outcome:
         evaluator = stack.enter_context(Evaluator(run, interrupted=lambda: signals.first is not None))
         turns = Turns(run, roles, evaluator)
         try:
-            monitor.exact = turns.saved
+            monitor.exact = lambda: split(turns.state(), "exact")
             return _take_turns(run, turns, monitor, view, signals)
         finally:
             monitor.exact = no_state
@@ -83,10 +81,6 @@ class Turns:
         """The number of the role whose turn it is: a worker's, or the next one for a learner."""
         self._taken += 1
         return next(self._schedule)
-
-    def saved(self) -> tuple[Any, dict[str, Tensor]]:
-        """What a checkpoint has of that state, as `split` returns it; None and nothing if there is none."""
-        return split(self.state(), "exact")
 
     def state(self) -> dict[str, Any] | None:
         """Everything that is not shared; None if an environment cannot save its state, or a worker has ended."""

@@ -11,6 +11,7 @@ import tempfile
 from multiprocessing import process, util
 
 from asyncrl.core.errors import UsageError
+from asyncrl.storage.temporary import PREFIX, temporary_folder
 
 LONGEST_PATH = 100
 """Characters in the path of a socket; systems allow 103 to 107."""
@@ -37,7 +38,7 @@ def make_place() -> None:
     prefix = _prefix(os.getpid())
     for place in short_folders(longest - len(f"/{prefix}12345678")):
         with contextlib.suppress(OSError):
-            settings["tempdir"] = folder = tempfile.mkdtemp(prefix=prefix, dir=place)
+            settings["tempdir"] = folder = temporary_folder(prefix, place)
             # After everything else that multiprocessing has to end or remove.
             util.Finalize(None, shutil.rmtree, args=(folder,), kwargs={"ignore_errors": True}, exitpriority=-100)
             return
@@ -55,4 +56,4 @@ def remove_place() -> None:
 
 
 def _prefix(pid: int | None) -> str:
-    return f"asyncrl-{pid}-"
+    return f"{PREFIX}{pid}-"

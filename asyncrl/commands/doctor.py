@@ -185,13 +185,15 @@ def find(config: Config, launch: Launch | None, words: Sequence[str]) -> list[Fi
     backend_of(wished).refuse(dataclasses.replace(plan, config=wished))
     parameters = initial_parameters(plan)[0].numel()
     found = []
+    to_fit = plan
     if launch is not None or config.backend == "collective":
         found += check_group(launch, config.workers, words, parameters)
+        to_fit = in_ranks(plan, launch)
     if config.backend == "ray":
         require_ray()
         needed = shared_bytes(plan, parameters, experience_bytes(plan))
         found += hosts.examine(start_context(algorithm), config.address, config.workers, needed, parameters)
-    room = [check_kernels(), *check_room(plan, parameters, config.runs_dir)]
+    room = [check_kernels(), *check_room(to_fit, parameters, config.runs_dir)]
     if 0 < raised_limit() < LEAST_FILES:  # the checks themselves would fail
         return [*found, *room]
     with tempfile.TemporaryDirectory(prefix="asyncrl-doctor-", ignore_cleanup_errors=True) as folder:
@@ -213,6 +215,12 @@ def check_group(launch: Launch | None, ranks: int, words: Sequence[str], paramet
             return group.examine(stack.enter_context(group.gathered(launch)), launch.by, words, parameters)
     except RanksLost as error:
         return [Finding("exchanges between ranks", "FAIL", first_line(error), "read the messages of the other ranks")]
+
+
+def in_ranks(plan: Plan, launch: Launch | None) -> Plan:
+    """The same run with ranks: those of a launcher, or as many as it has workers."""
+    size = plan.config.workers if launch is None else launch.size
+    return dataclasses.replace(plan, config=dataclasses.replace(plan.config, backend="collective", workers=size))
 
 
 def planned(config: Config, algorithm: str, spaces: Spaces) -> RunConfig:

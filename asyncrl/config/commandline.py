@@ -30,7 +30,7 @@ from asyncrl.config.groups import (
     Settings,
     flag,
 )
-from asyncrl.config.settings import ALIASES, ALL_ENVIRONMENTS, READERS, reader_of, share_environments
+from asyncrl.config.settings import ALIASES, ALL_ENVIRONMENTS, reader_of, share_environments
 from asyncrl.core.errors import UsageError
 
 T = TypeVar("T")
@@ -70,11 +70,15 @@ def _rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
     """How tyro reads a field of this type: with our readers, so that error messages are ours."""
     arguments = get_args(info.type)
     if get_origin(info.type) is tuple:
-        item, name = READERS[arguments[0]]
-        several: Shape = (len(arguments), " ".join([name] * len(arguments)))
+        readers = [found for kind in arguments if kind is not Ellipsis and (found := reader_of(kind))]
+        several: Shape = (len(readers), " ".join(name for _, name in readers))
         if arguments[1:] == (Ellipsis,):
-            several = ("*", f"[{name} ...]")
-        return _spec(several, lambda words: tuple(map(item, words)), lambda values: list(map(_written, values)))
+            several = ("*", f"[{several[1]} ...]")
+        return _spec(
+            several,
+            lambda words: tuple(read(word) for (read, _), word in zip(itertools.cycle(readers), words, strict=False)),
+            lambda values: list(map(_written, values)),
+        )
     if (found := reader_of(info.type)) is None:
         return None
     read, metavar = found

@@ -18,11 +18,13 @@ NOT_TAKEN = ("resume", "run_name", "runs_dir", "quiet")
 
 def told_otherwise(given: Mapping[str, Any]) -> set[str]:
     """The settings of a file that a call's settings replace under other names: functions or points also set schedules,
-    and n_envs sets the numbers of workers and of their environments."""
+    and of n_envs, workers and their environments two set the third."""
     from asyncrl.config.functions import SCHEDULES, sampled
 
     said = {other for name in SCHEDULES if name in given for other in sampled(name, given[name], {})}
-    return said | ({"workers", "envs_per_worker"} if ALL_ENVIRONMENTS in given else set())
+    if ALL_ENVIRONMENTS in given:
+        said |= {"workers", "envs_per_worker"}
+    return said | ({ALL_ENVIRONMENTS} if {"workers", "envs_per_worker"} <= given.keys() else set())
 
 
 def read_settings(path: Path) -> Stored:

@@ -361,8 +361,13 @@ class NetworkSettings(Settings):
         """Raise UsageError for the first impossible value."""
         super().check()
         self._require_choice("network", NETWORKS)
-        if self.hidden_sizes and is_name(self.network) and not getattr(self, "dueling", False):
+        if self.hidden_sizes and is_name(self.network) and not self.layers_after_network:
             raise UsageError(f"--hidden-sizes is not for --network {self.network}, which defines its own layers")
+
+    @property
+    def layers_after_network(self) -> bool:
+        """Whether there are fully connected layers after a network of the user's own."""
+        return False
 
 
 @dataclass(frozen=True)

@@ -43,10 +43,21 @@ class PolicyConfig(RunConfig):
         super().check()
         self._require("entropy_weights", bool(self.entropy_weights), "needs at least one number")
         self._require_schedule("entropy_schedule")
-        if self.normalize_advantages and self.t_max * self.envs_per_worker < 2:
+        if self.normalize_advantages and self.t_max * self.rollouts_per_update < 2:
             raise UsageError("--normalize-advantages needs more than one step per update: --t-max or --envs-per-worker")
+
+    @property
+    def rollouts_per_update(self) -> int:
+        """Number of environments whose rollouts an update is computed from."""
+        return self.envs_per_worker
 
 
 @dataclass(frozen=True)
 class InStepConfig(PolicyConfig, LearnerSettings):
     """Settings of A2C and PPO."""
+
+    @property
+    def rollouts_per_update(self) -> int:
+        """All workers' environments; with gradients that are averaged, those of one rank."""
+        apart = self.backend == "collective" and self.reduce == "gradients"
+        return self.envs_per_worker * (1 if apart else self.workers)

@@ -78,3 +78,8 @@ class ContinuousReplayConfig(ReplayConfig, PrioritySettings):
     """Steps of each environment between two pulls of the parameters."""
     minibatch: int = 256
     """Transitions per update."""
+
+    @property
+    def layers_after_network(self) -> bool:
+        """True: those of policy and critics are."""
+        return True

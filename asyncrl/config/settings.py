@@ -9,7 +9,8 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from asyncrl.config.groups import Settings, default_workers, listed
 from asyncrl.core.errors import UsageError
@@ -117,11 +118,12 @@ def parse_integer_or_auto(text: str) -> int | str:
         raise ValueError(f"takes a whole number or auto, got {text!r}") from None
 
 
-def parse_choice(choices: Sequence[str], text: str) -> str:
-    """One of the choices. Raises ValueError otherwise."""
-    if text not in choices:
-        raise ValueError(f"takes {listed(choices, 'or')}, got {text!r}")
-    return text
+def parse_choice(choices: Sequence[Any], given: Any) -> Any:
+    """One of the choices, which is given as it is or as text. Raises ValueError otherwise."""
+    for choice in choices:
+        if given in (choice, str(choice)):
+            return choice
+    raise ValueError(f"takes {listed(list(map(str, choices)), 'or')}, got {given!r}")
 
 
 READERS: dict[Any, tuple[Callable[[str], Any], str]] = {
@@ -140,7 +142,7 @@ def reader_of(kind: Any) -> tuple[Callable[[str], Any], str] | None:
     """How text is read for a type, and the type's name in the help; None for types that are not read from text."""
     if get_origin(kind) is Literal:
         choices = get_args(kind)
-        return partial(parse_choice, choices), "{" + ",".join(choices) + "}"
+        return partial(parse_choice, choices), "{" + ",".join(map(str, choices)) + "}"
     return READERS.get(kind)
 
 
@@ -154,9 +156,18 @@ def _fitting(name: str, kind: Any, value: Any) -> Any:
             value = [write_argument(key, item, hands_over=True) for key, item in value.items()]
         if not isinstance(value, list | tuple):
             raise UsageError(f"{name} takes several values, got {value!r}")
-        return tuple(_fitting(name, arguments[0], item) for item in value)
+        kinds = arguments[:1] * len(value) if arguments[1:] == (Ellipsis,) else arguments
+        if len(value) != len(kinds):
+            raise UsageError(f"{name} takes {len(kinds)} values, got {len(value)}")
+        return tuple(_fitting(name, one, item) for one, item in zip(kinds, value, strict=True))
     if value is None and type(None) in arguments:
         return None
+    if kind not in READERS and get_origin(kind) in (Union, UnionType) and any(map(get_args, arguments)):
+        *others, last = (one for one in arguments if one is not type(None))  # such as choices or none
+        for one in others:
+            with contextlib.suppress(UsageError):
+                return _fitting(name, one, value)
+        return _fitting(name, last, value)
     if name in OWN and callable(value) and (isinstance(value, type) or not hasattr(value, "state_dict")):
         from asyncrl.core.named import name_for
 
@@ -188,6 +199,8 @@ def _number(name: str, kinds: tuple[Any, ...], value: Any) -> Any:
     if int in kinds and isinstance(value, float) and value.is_integer():  # 1e6
         return int(value)
     if type(value) not in kinds:
-        words = " or ".join("None" if kind is type(None) else (*get_args(kind), kind.__name__)[0] for kind in kinds)
+        words = " or ".join(
+            "None" if kind is type(None) else str((*get_args(kind), kind.__name__)[0]) for kind in kinds
+        )
         raise UsageError(f"{name} takes {words}, got {value!r}")
     return value

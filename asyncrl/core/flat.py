@@ -43,9 +43,11 @@ def gradient_of(loss: Tensor, parameters: Sequence[Tensor], out: Tensor) -> Tens
     """The gradient of `loss` in the `parameters` of a network, written to the flat vector `out` `[P]` and returned.
 
     The gradient is a value, never state attached to a parameter: with `.grad` shared between processes, torch 2
-    silently applies stale or accumulated gradients. Parameters that do not enter the loss get zeros.
+    silently applies stale or accumulated gradients. Parameters that do not enter the loss, or are frozen, get zeros.
     """
-    gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+    learnt = [parameter for parameter in parameters if parameter.requires_grad]
+    found = iter(torch.autograd.grad(loss, learnt, allow_unused=True))
+    gradients = [next(found) if parameter.requires_grad else None for parameter in parameters]
     pieces = [
         torch.zeros_like(parameter).view(-1) if gradient is None else gradient.reshape(-1)
         for gradient, parameter in zip(gradients, parameters, strict=True)

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asyncrl.algorithm import GRADIENT, MEMORY, algorithm_of
+from asyncrl.algorithm import GRADIENT, MEMORY, Algorithm, algorithm_of
 from asyncrl.backends.processes import Child, end
 from asyncrl.core import kernels
 from asyncrl.core.flat import clip_by_norm
@@ -33,7 +33,7 @@ from asyncrl.core.rollout import Rollout, Transitions
 from asyncrl.core.schedules import crossed
 from asyncrl.doctor import Finding, advise, judge
 from asyncrl.runtime.clock import RUNNING, shared_zeros
-from asyncrl.runtime.protocols import LEARNER, Agent, Batch, Receipt, Update
+from asyncrl.runtime.protocols import LEARNER, Batch, Receipt, Update
 from asyncrl.runtime.roles import build_agent, build_learner, build_worker
 from asyncrl.runtime.run import Run
 
@@ -145,9 +145,9 @@ class Recorder:
         self._turn = number
         next(self._role.loop)
 
-    def _make_agent(self, _: Run, who: int) -> tuple[Agent, Any]:
+    def _make_agent(self, _: Run, who: int) -> tuple[Algorithm, Any]:
         self._agent, self._replica = build_agent(self._run, who)
-        return cast(Agent, Around(self._agent, loss=self._compute_loss, passes=self._passes)), self._replica
+        return cast(Algorithm, Around(self._agent, loss=self._compute_loss, passes=self._passes)), self._replica
 
     def _note(self, **event: Any) -> None:
         self.events.append({"turn": self._turn, "who": self._who} | event)

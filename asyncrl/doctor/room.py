@@ -41,10 +41,10 @@ _CELL_ROW = 64
 
 def check_room(plan: Plan, parameters: int, place: Path) -> Iterator[Finding]:
     """Whether a run with so many parameters, written below `place`, fits into this machine."""
-    config, experience, learners = plan.config, experience_bytes(plan), plan.learners
-    workers = config.workers if config.backend == "local" else 0  # ranks may be on other machines
+    config, experience, learners, ranks = plan.config, experience_bytes(plan), plan.learners, ranks_of(plan)
+    workers = ranks or (config.workers if config.backend == "local" else 0)
     also = {0: "", 1: " and a learner"}.get(learners, f" and {learners} learners")
-    who = f"{workers} workers{also} need" if workers else "the run needs"
+    who = f"{workers} {'ranks' if ranks else 'workers'}{also} need" if workers else "the run needs"
 
     memory = available_memory()
     if plan.method.experience == MEMORY:
@@ -56,8 +56,8 @@ def check_room(plan: Plan, parameters: int, place: Path) -> Iterator[Finding]:
             f"{steps:,} steps take {size(experience)}, {size(room)} available",
             f"use fewer --memory-steps, or make {SHARED_MEMORY} larger (docker: --shm-size)",
         )
-    yield check_shared_memory(shared_bytes(plan, parameters, experience))
-    private = processes_bytes(plan, parameters) if workers else 0
+    yield check_shared_memory(max(1, ranks) * shared_bytes(plan, parameters, experience))
+    private = processes_bytes(plan, parameters, workers) if workers else 0
     yield judge(
         "memory",
         memory > private + experience,
@@ -76,6 +76,15 @@ def check_room(plan: Plan, parameters: int, place: Path) -> Iterator[Finding]:
     files = (place / "checkpoints").rglob("*.*") if config.is_resumed else ()
     there = sum(size_of(file) for file in files if file.is_file())
     yield check_disk(max(0, checkpoint_bytes(plan, parameters, experience) - there), place)
+
+
+def ranks_of(plan: Plan) -> int:
+    """How many ranks of a run are on this machine, each with a store of its own in shared memory; 0 without ranks."""
+    if plan.config.backend != "collective":
+        return 0
+    from asyncrl.backends.collective.launch import ranks_here
+
+    return ranks_here(os.environ, plan.config.workers)
 
 
 def available_memory(root: Path = Path("/")) -> int:
@@ -98,7 +107,7 @@ def demand(findings: Iterable[Finding]) -> None:
 
 
 def shared_bytes(plan: Plan, parameters: int, experience: int) -> int:
-    """Bytes that the store, the counters and the rollouts of a run take in shared memory.
+    """Bytes that the store, the counters and the rollouts of a run take in shared memory; of ranks: those of one.
 
     `experience` are the bytes of rollouts on their way to a learner.
     """
@@ -122,8 +131,8 @@ def _vectors_bytes(plan: Plan, parameters: int) -> int:
     return 4 * parameters * (1 + owners * config.update_rule.statistics + int(plan.method.has_target))
 
 
-def processes_bytes(plan: Plan, parameters: int) -> int:
-    """Least private memory of the processes of all workers, and of any learners, in bytes.
+def processes_bytes(plan: Plan, parameters: int, workers: int) -> int:
+    """Least private memory of the processes of so many workers, and of any learners, in bytes.
 
     Besides the interpreter each has its gradient, a copy of the parameters or autograd's own gradients, and a rollout;
     a learner has a batch of all workers. What an environment other than Atari needs is unknown.
@@ -133,7 +142,7 @@ def processes_bytes(plan: Plan, parameters: int) -> int:
     rollout = config.envs_per_worker * config.t_max * observation
     emulators = config.envs_per_worker * ATARI_BYTES if plan.environment.is_atari else 0
     process = WORKER_BYTES + 8 * parameters
-    return config.workers * (process + emulators + rollout) + plan.learners * (process + config.workers * rollout)
+    return workers * (process + emulators + rollout) + plan.learners * (process + config.workers * rollout)
 
 
 def check_shared_memory(needed: int, folder: Path = SHARED_MEMORY) -> Finding:

@@ -51,8 +51,8 @@ class WithMask(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def _with_mask(self, observation: Any, info: Any, terminated: bool = False) -> dict[str, Any]:
         mask = info.get(MASK) if isinstance(info, Mapping) else None
-        if mask is None and (method := getattr(self.env.unwrapped, "action_masks", None)) is not None:
-            mask = method()
+        if mask is None and self.env.has_wrapper_attr("action_masks"):  # of the environment, or of a wrapper
+            mask = self.env.get_wrapper_attr("action_masks")()
         if terminated and (mask is None or not np.any(mask)):
             mask = np.ones(self.actions, np.int8)
         return {OBSERVATION: observation, MASK: None if mask is None else np.asarray(mask)}

@@ -384,7 +384,9 @@ def actions_of(space: spaces.Space[Any], env_id: str) -> tuple[int, tuple[float,
             f"{env_id} has more {what} in {_short(space)} than the {most:_} supported: wrap it to take fewer, or a Box"
         )
     if isinstance(space, spaces.Box) and number > 0:
-        return 0, tuple(map(float, space.low.ravel())), tuple(map(float, space.high.ravel()))
+        low = np.where(space.bounded_below, space.low, -np.inf)  # infinite bounds of whole numbers are the type's own
+        high = np.where(space.bounded_above, space.high, np.inf)
+        return 0, tuple(map(float, low.ravel())), tuple(map(float, high.ravel()))
     if number == 0:
         refuse_old_gym(space, env_id, "action_space")
         raise UsageError(

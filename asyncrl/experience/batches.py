@@ -11,7 +11,7 @@ from torch import Tensor
 
 from asyncrl.core.rollout import Rollout
 from asyncrl.experience import blocks
-from asyncrl.experience.blocks import Ring, RolloutShape, ring_bytes
+from asyncrl.experience.blocks import Ring, RolloutShape, entries_under, ring_bytes
 from asyncrl.runtime.clock import BUILDING, ENDED, Clock, shared_zeros
 from asyncrl.runtime.protocols import LEARNER, Batch
 
@@ -126,7 +126,9 @@ class Batches:
 
     def _must_wait(self, ready: list[int]) -> bool:
         """Whether rollouts of running actors are missing, and there is still patience."""
-        missing = {actor for actor, count in enumerate(ready) if count < self._awaited and self._is_running(actor)}
+        late = [actor for actor, count in enumerate(ready) if count < self._awaited]
+        # Nobody waits for those that were lost, or whose successors are still starting.
+        missing = {actor for actor in late if self._clock.phase(actor) not in (BUILDING, ENDED)}
         self._given_up &= missing
         if missing <= self._given_up or self._clock.finished():
             return False
@@ -137,10 +139,6 @@ class Batches:
             self._given_up = missing
             return False
         return True
-
-    def _is_running(self, actor: int) -> bool:
-        """Whether the actor may put a rollout soon; not if it was lost, or its successor is still starting."""
-        return self._clock.phase(actor) not in (BUILDING, ENDED)
 
     def release(self, learner: int = LEARNER) -> None:
         """The learner is done with its batch: actors have room again."""
@@ -160,5 +158,4 @@ class Batches:
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Restore what `state` returned. Raises UsageError if it does not fit."""
         for actor, ring in enumerate(self.rings):
-            prefix = f"{actor}."
-            ring.restore({name.removeprefix(prefix): own for name, own in state.items() if name.startswith(prefix)})
+            ring.restore(entries_under(state, str(actor)))

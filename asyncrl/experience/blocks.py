@@ -186,6 +186,11 @@ class Ring:
         return {name: tensor[number % self.capacity] for name, tensor in self._tensors.items()}
 
 
+def entries_under(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The entries named `prefix.NAME`, by NAME."""
+    return {name.removeprefix(f"{prefix}."): own for name, own in state.items() if name.startswith(f"{prefix}.")}
+
+
 def _bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
     return math.prod(shape) * dtype.itemsize
 

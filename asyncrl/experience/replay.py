@@ -21,6 +21,7 @@ from torch import Tensor
 from asyncrl.core.errors import UsageError
 from asyncrl.core.losses import importance_weights
 from asyncrl.core.rollout import Rollout, Transitions
+from asyncrl.experience.blocks import entries_under
 from asyncrl.experience.priorities import Priorities
 from asyncrl.experience.steps import Steps, StepShape, ranges
 from asyncrl.experience.transitions import LEAST_PRIORITY, Numbers
@@ -189,14 +190,14 @@ class Replay:
         Then the replay ratio may be another one than before: it holds from now on. Raises UsageError if it does not
         fit.
         """
-        self.steps.restore(_entries_under(state, "steps"), writers_go_on=exactly)
+        self.steps.restore(entries_under(state, "steps"), writers_go_on=exactly)
         if state["learnt"].shape != self._learnt.shape:
             raise UsageError("the checkpoint's replay memory has a different --layout or number of --learners")
         self._learnt.copy_(state["learnt"])
         self._drawing = {}
         if exactly:
             for place in range(self.plan.learners):
-                if own := _entries_under(state, f"drawing.{place}"):
+                if own := entries_under(state, f"drawing.{place}"):
                     self._begin(place).restore(own)
         else:
             for learners in range(self.plan.learners) if self.plan.bundled else (slice(None),):
@@ -258,7 +259,7 @@ class _Drawing:
     def _draw(self, begins: Numbers, ends: Numbers) -> tuple[Transitions, Numbers, Numbers] | None:
         """A minibatch, and the streams and rows of its first steps; unusable rows are replaced by others."""
         count = self._plan.minibatch
-        if not self._total(begins, ends):
+        if not ((ends - begins).any() if self._tree is None else self._tree.total):
             return None
         places = (np.arange(count) + self._uniform(count)) / count  # stratified: one from each of `count` equal parts
         streams, rows = self._at(places, begins, ends)
@@ -273,9 +274,6 @@ class _Drawing:
 
     def _uniform(self, count: int) -> np.ndarray:
         return torch.rand(count, generator=self._generator, dtype=torch.float64).numpy()
-
-    def _total(self, begins: Numbers, ends: Numbers) -> float:
-        return float((ends - begins).sum()) if self._tree is None else self._tree.total
 
     def _at(self, shares: np.ndarray, begins: Numbers, ends: Numbers) -> tuple[Numbers, Numbers]:
         """Streams and rows at the fractions `shares` `[n]` of the total, each in [0, 1)."""
@@ -302,10 +300,7 @@ class _Drawing:
         """Importance weights `[B]`, scaled to a maximum of 1. Sets the minibatch's keys and facts."""
         priorities = tree.priority(self._steps.place(streams, rows))
         self.keys = torch.from_numpy(rows * self._steps.streams + streams)
-        self.facts = {
-            "priority_mean": tree.total / max(1, count),
-            "priority_max_drawn": float(priorities.max()),
-        }
+        self.facts = {"priority_mean": tree.total / max(1, count), "priority_max_drawn": float(priorities.max())}
         return importance_weights(torch.from_numpy(priorities), self._plan.importance_exponent)
 
     def renew(self, keys: Numbers, errors: np.ndarray) -> None:
@@ -339,8 +334,3 @@ class _Drawing:
         if self._normalizer is not None:
             read = state["read"].numpy()
             self._normalizer.restore({"read": read if len(read) else None, "discounted": None})
-
-
-def _entries_under(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """The entries named `prefix.NAME`, by NAME."""
-    return {name.removeprefix(f"{prefix}."): own for name, own in state.items() if name.startswith(f"{prefix}.")}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
+from weakref import WeakSet
 
 import torch
 import torch.nn.functional as F
@@ -46,6 +47,10 @@ class VectorBody(Body):
         return hidden
 
 
+_made = WeakSet[nn.Module]()
+"""Layers that users' factories have made, and that learn."""
+
+
 class OwnBody(Body):
     """A body made by a user's factory. It keeps its own initial weights."""
 
@@ -63,6 +68,10 @@ class OwnBody(Body):
         if not isinstance(self.body, nn.Module) or not isinstance(features, Tensor) or features.shape[:-1] != (2,):
             sizes = ", ".join(map(str, shape))
             raise UsageError(f"--network {name} must return an nn.Module from [B, {sizes}] to [B, features]")
+        learnt = {part for part in self.body.modules() if any(own.requires_grad for own in part.parameters(False))}
+        if not learnt.isdisjoint(_made):
+            raise UsageError(f"--network {name} must make new layers at each call: a run has several copies")
+        _made.update(learnt)
         if any(True for _ in self.body.buffers()):
             raise UsageError(f"--network {name} has buffers, as batch norm does; only parameters are shared")
         if any(parameter.dtype != torch.float32 for parameter in self.body.parameters()):
@@ -71,7 +80,7 @@ class OwnBody(Body):
 
     def forward(self, observations: Tensor) -> Tensor:
         """Features `[B, F]` of observations `[B, *shape]`, which are converted to float32."""
-        features: Tensor = self.body(observations.float())
+        features: Tensor = self.body(observations.to(torch.float32, copy=True))  # the body may work in place
         return features
 
 

@@ -149,8 +149,10 @@ def compute_in(network: nn.Module, precision: str, cast_weights: bool = True) ->
     for part in network.modules():
         if isinstance(part, Reducible):
             part.precision = torch.autocast("cpu", torch.bfloat16)
-            if cast_weights:
-                part.large().to(torch.bfloat16)
+            for layer in part.large().modules() if cast_weights else ():
+                if not isinstance(layer, nn.LayerNorm | nn.GroupNorm):  # these take what is not reduced, too
+                    for weight in layer.parameters(recurse=False):
+                        weight.data = weight.data.to(torch.bfloat16)
 
 
 def keep_activations(network: nn.Module, steps: int, environments: int) -> list[Callable[[], None]]:

@@ -132,8 +132,13 @@ class Ledger:
 
     def others(self, host: int) -> Report:
         """Sums over everything but the current incarnation of a host."""
-        everybody = [(one, time) for one in np.flatnonzero(self._incarnations).tolist() for time in (0, 1)]
-        return self._sum([place for place in everybody if place != (host, 1)])
+        tallies = np.zeros(self._tallies.shape[-1], np.int64)
+        moments = [np.zeros(rows.shape[-1]) for rows in self._moments]
+        for place in itertools.product(np.flatnonzero(self._incarnations).tolist(), (0, 1)):
+            if place != (host, 1):
+                tallies += self._tallies[place].sum(0)
+                moments = [merge(total, rows[place]) for total, rows in zip(moments, self._moments, strict=True)]
+        return Report(tallies, tuple(moments))
 
     def all(self) -> Report:
         """Sums over everything."""
@@ -143,14 +148,6 @@ class Ledger:
         """Counts for each worker of each host, `[H, W, K]`."""
         tallies: NDArray[np.int64] = self._tallies.sum(1)
         return tallies
-
-    def _sum(self, places: list[tuple[int, int]]) -> Report:
-        tallies = np.zeros(self._tallies.shape[-1], np.int64)
-        moments = [np.zeros(rows.shape[-1]) for rows in self._moments]
-        for place in places:
-            tallies += self._tallies[place].sum(0)
-            moments = [merge(total, rows[place]) for total, rows in zip(moments, self._moments, strict=True)]
-        return Report(tallies, tuple(moments))
 
     def state(self) -> State:
         """A copy of the ledger."""
@@ -182,11 +179,6 @@ class Shard(Server):
         self._statistics = np.zeros((0, 0), np.float32)
         """`[S, P]` of the optimiser. They live here, where it is applied: each gradient changes them once."""
         self.version = self.updates = 0
-
-    @property
-    def empty(self) -> bool:
-        """Whether it waits to be filled."""
-        return self._theta is None
 
     def fill(self, epoch: int, state: State) -> None:
         """Take over a state: at first `beginning(theta)`, later the newest known one."""

@@ -151,7 +151,7 @@ class SharedStore:
                 reason = STALE
             if not reason:
                 private = len(self.statistics) > 1 and update.worker >= 0
-                seen = self._made_by(update.worker) if private else max(before, self._made_by(slice(self._workers)))
+                seen = self._made_by(update.worker) if private else max(before, self._made_by(slice(-1)))
                 statistics = self.statistics[update.worker if private else 0]
                 counts[BEGUN] = counts[UPDATES] + 1
                 self._descent.rule.apply(self.theta, update.gradient, statistics, eta, seen)
@@ -162,12 +162,12 @@ class SharedStore:
         self._refresh_target(self._clock.steps)
         return Receipt(not reason, reason, norm, staleness, eta)
 
-    def _made_by(self, workers: int | slice) -> int:
-        """Updates of some workers, with those from before a resume, or by whoever had a host's number before.
+    def _made_by(self, writers: int | slice) -> int:
+        """Updates of some writers, with those from before a resume, or by whoever had a host's number before.
 
         A host that is replaced counts from 0, but its statistics are its predecessor's.
         """
-        return int(self._counts[workers, UPDATES].sum() + self._counts[workers, EARLIER_UPDATES].sum())
+        return int(self._counts[writers, UPDATES].sum() + self._counts[writers, EARLIER_UPDATES].sum())
 
     def _fault(self, update: Update, norm: float) -> str:
         """Why a gradient must be dropped, regardless of its age; empty if it need not be."""
@@ -239,8 +239,8 @@ class SharedStore:
 
     def state(self) -> dict[str, Tensor]:
         """Copies of everything that belongs in a checkpoint besides theta."""
-        updates = torch.from_numpy(self._counts[: self._workers, [UPDATES, EARLIER_UPDATES]].sum(1))
-        return {name: part.clone() for name, part in self._parts().items()} | {"worker_updates": updates}
+        updates = torch.from_numpy(self._counts[:-1, [UPDATES, EARLIER_UPDATES]].sum(1))
+        return {name: part.clone() for name, part in self._parts().items()} | {"writer_updates": updates}
 
     def restore(self, theta: Tensor, state: Mapping[str, Tensor], counts: Counts) -> None:
         """Restore what a checkpoint holds; `counts` are those from before a resume.
@@ -250,7 +250,7 @@ class SharedStore:
         if theta.shape != self.theta.shape:
             raise UsageError("the checkpoint's network has a different size from this run's")
         parts = self._parts()
-        if missing := sorted({*parts, "worker_updates"} - state.keys()):
+        if missing := sorted({*parts, "writer_updates"} - state.keys()):
             raise UsageError(f"the checkpoint cannot be used: it lacks {', '.join(missing)}")
         fitting = {name: part for name, part in parts.items() if state[name].shape == part.shape}
         for name in parts.keys() - fitting.keys() - {"losses"}:  # a row for each worker, whose number may change
@@ -260,18 +260,10 @@ class SharedStore:
         self.theta.copy_(theta)
         for name, part in fitting.items():
             part.copy_(state[name])
-        if len(state["worker_updates"]) == self._workers:
-            self._counts[: self._workers, EARLIER_UPDATES] = state["worker_updates"].numpy()
+        if len(state["writer_updates"]) == len(self._counts) - 1:
+            self._counts[:-1, EARLIER_UPDATES] = state["writer_updates"].numpy()
         self._counts[-1, :COUNTED] = counts
         self._counts[:, BEGUN] = self._counts[:, UPDATES]  # no update is incomplete now
-
-    def rows(self) -> Tensor:
-        """A copy of every writer's counts, for a run that resumes exactly."""
-        return self._cells.clone()
-
-    def restore_rows(self, rows: Tensor) -> None:
-        """Restore what `rows` returned."""
-        self._cells.copy_(rows)
 
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[None]:

@@ -63,8 +63,7 @@ class Clock:
         self.total_steps = total_steps
         self._cells = shared_zeros(workers + 2 + max(1, learners), _CACHE_LINE, dtype=torch.int64)
         self._attach()
-        self._control[BASE_STEPS] = base_steps
-        self._control[BASE_MILLISECONDS] = round(base_seconds * 1000)
+        self.rebase(base_steps, base_seconds)
 
     def _attach(self) -> None:
         self._table: NDArray[np.int64] = self._cells.numpy()

@@ -13,12 +13,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from asyncrl.core.rollout import Rollout, State
+from asyncrl.algorithm import Algorithm
+from asyncrl.core.rollout import Extras, Rollout, State
 from asyncrl.core.spaces import Spaces
 from asyncrl.envs.environment import Environment, close_all, restore_all, states_of
 from asyncrl.runtime.clock import Clock
 from asyncrl.runtime.normalize import Normalizer
-from asyncrl.runtime.protocols import Agent
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Collector(Iterator[Rollout]):
     def __init__(
         self,
         environments: Sequence[Environment],
-        agent: Agent,
+        agent: Algorithm,
         spaces: Spaces,
         t_max: int,
         gamma: float,
@@ -70,8 +70,7 @@ class Collector(Iterator[Rollout]):
         self._beat = beat
         shape = (t_max, len(environments))
         self._raw = torch.empty(
-            (t_max + 1, len(environments), *spaces.observation_shape),
-            dtype=getattr(torch, spaces.observation_dtype),
+            (t_max + 1, len(environments), *spaces.observation_shape), dtype=getattr(torch, spaces.observation_dtype)
         )
         self._rows = self._raw.numpy()
         # What the network sees: the same memory unless it is normalised.
@@ -97,7 +96,8 @@ class Collector(Iterator[Rollout]):
         self._state: State = agent.initial_state(len(environments))
         self._extras = {name: torch.empty(shape) for name in extras}
         self._look_ahead = look_ahead
-        self._chosen: Tensor | None = None
+        self._chosen: tuple[Tensor, Extras, State] | None = None
+        """What has been chosen for the next rollout: actions `[E]`, extras, and the recurrent state before."""
         self._whole_episodes = whole_episodes
         self._truncated: list[tuple[int, int]] = []
         self._finals: list[Tensor] = []
@@ -109,7 +109,8 @@ class Collector(Iterator[Rollout]):
     def __next__(self) -> Rollout:
         steps = self._clock.steps
         # Copied: acting happens in inference mode, and tensors made there cannot take part in a gradient.
-        state_before = None if self._state is None else tuple(part.clone() for part in self._state)
+        before = self._state if self._chosen is None else self._chosen[2]
+        state_before = None if before is None else tuple(part.clone() for part in before)
         self._rows[0] = self._rows[-1]
         if self._normalizer is not None:
             self._normalizer.renew()
@@ -118,7 +119,8 @@ class Collector(Iterator[Rollout]):
         self._finals.clear()
         lengths = self._play(steps)
         if self._normalizer is not None:
-            self._normalizer.share(self._raw[:-1] if lengths is None else played_of(self._raw, lengths)[:, None])
+            raw = self._raw[:-1]  # in which steps were made
+            self._normalizer.share(raw if lengths is None else raw[torch.arange(len(raw))[:, None] < lengths][:, None])
         raw_finals = torch.stack(self._finals) if self._finals else None
         rollout = Rollout(
             observations=self._observations,
@@ -192,7 +194,7 @@ class Collector(Iterator[Rollout]):
         self._rows[-1] = state["row"]
         self._scores[:], self._lengths[:] = state["scores"], state["lengths"]
         self._state = None if state["recurrent"] is None else tuple(state["recurrent"])
-        self._chosen = state["chosen"]
+        self._chosen = None if state["chosen"] is None else tuple(state["chosen"])
         if self._normalizer is not None:
             self._normalizer.restore(state["normalizer"])
 
@@ -202,21 +204,24 @@ class Collector(Iterator[Rollout]):
 
     def _choose(self, t: int, steps: int) -> Tensor:
         """Actions `[E]` for observation t, or those that have been chosen already."""
-        if self._chosen is not None:
-            actions, self._chosen = self._chosen, None
-            return actions
-        began = time.perf_counter()
-        actions, self._state, extras = self._agent.act(self._observation_rows[t], self._state, steps)
+        if self._chosen is None:
+            began = time.perf_counter()
+            actions, self._state, extras = self._agent.act(self._observation_rows[t], self._state, steps)
+            self.acting_seconds += time.perf_counter() - began
+        else:
+            (actions, extras, _), self._chosen = self._chosen, None
         for name, values in extras.items():
             self._extras[name][t].copy_(values)
-        self.acting_seconds += time.perf_counter() - began
         return actions
 
     def _next_actions(self, steps: int) -> Tensor:
         """The actions in observations 1..T, `[T, E]`; the last row is chosen now and taken in the next rollout."""
+        began, before = time.perf_counter(), self._state
         with torch.inference_mode():
-            self._chosen = self._choose(len(self._rewards), steps)
-        return torch.cat([self._actions[1:], self._chosen[None]])
+            actions, self._state, extras = self._agent.act(self._observation_rows[-1], before, steps)
+        self._chosen = actions, extras, before
+        self.acting_seconds += time.perf_counter() - began
+        return torch.cat([self._actions[1:], actions[None]])
 
     def _step(self, t: int, e: int, action: Any) -> None:
         """Step one environment into row t; the observation of row t + 1 begins a new episode where one ended."""
@@ -249,11 +254,6 @@ class Collector(Iterator[Rollout]):
 
     def _seen(self, observations: Tensor) -> Tensor:
         return observations if self._normalizer is None else self._normalizer.observe(observations)
-
-
-def played_of(rows: Tensor, lengths: Tensor) -> Tensor:
-    """The rows of `rows` `[T + 1, E, ...]` in which environments made their `lengths` `[E]` steps, concatenated."""
-    return rows[torch.arange(len(rows))[:, None] < lengths]
 
 
 def shortened(rollout: Rollout, lengths: Tensor) -> Rollout:
@@ -295,7 +295,7 @@ def for_environments(actions: Tensor, spaces: Spaces) -> Iterable[Any]:
     return vectors.clip(low, high)
 
 
-def reset_state(agent: Agent, state: State, ended: NDArray[np.bool_]) -> State:
+def reset_state(agent: Algorithm, state: State, ended: NDArray[np.bool_]) -> State:
     """The recurrent state `[E, ...]` with the initial one wherever an episode `ended` `[E]`."""
     if state is None or not ended.any():
         return state

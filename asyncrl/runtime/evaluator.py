@@ -11,6 +11,7 @@ from typing import Any, TypedDict
 import numpy as np
 import torch
 
+from asyncrl.algorithm import Algorithm
 from asyncrl.config.run_config import RunConfig
 from asyncrl.core.devices import usable_cores
 from asyncrl.core.spaces import Spaces
@@ -19,7 +20,7 @@ from asyncrl.envs.spec import LONGEST_EPISODE
 from asyncrl.runtime.clock import ENDED
 from asyncrl.runtime.collect import Episode, for_environments, reset_state
 from asyncrl.runtime.normalize import Normalizer, make_normalizer
-from asyncrl.runtime.protocols import EVALUATOR, Agent
+from asyncrl.runtime.protocols import EVALUATOR
 from asyncrl.runtime.roles import build_agent, build_environments
 from asyncrl.runtime.run import Run
 from asyncrl.runtime.snapshots import beside_theta, require_finite, take_checkpoint
@@ -259,7 +260,7 @@ def cut_in_words(cut: int, lengths: Sequence[int]) -> str:
 
 @torch.inference_mode()
 def play(
-    agent: Agent,
+    agent: Algorithm,
     environments: list[Environment],
     spaces: Spaces,
     episodes: int,

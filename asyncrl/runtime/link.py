@@ -125,15 +125,12 @@ class Server:
         enforce_one_thread()
         self._life = uuid.uuid4().hex
         self.lock = threading.Lock()
+        self.empty = True
+        """Whether it waits to be filled."""
 
     def who(self) -> tuple[str, str]:
         """What distinguishes this process from earlier ones, and the name of its machine."""
         return self._life, socket.gethostname()
-
-    @property
-    def empty(self) -> bool:
-        """Whether it waits to be filled."""
-        raise NotImplementedError
 
     def begin(self, life: str, epoch: int, state: State) -> bool:
         """Fill an empty server; `epoch` is greater than any of earlier ones.
@@ -144,6 +141,7 @@ class Server:
             if not self.empty or life != self._life:
                 return False
             self.fill(epoch, state)
+            self.empty = False
             return True
 
     def fill(self, epoch: int, state: State) -> None:

@@ -16,13 +16,14 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from asyncrl.algorithm import Algorithm
 from asyncrl.core.devices import CPU
 from asyncrl.core.flat import bind_parameters, flatten_parameters, gradient_of, split_like
 from asyncrl.core.losses import Metrics
 from asyncrl.core.rollout import Rollout, on_device
 from asyncrl.nets.trunk import compute_in, keep_activations
 from asyncrl.runtime.clock import Clock
-from asyncrl.runtime.protocols import LEARNER, Agent, Experience, Learning, Prioritising, Store, Update
+from asyncrl.runtime.protocols import LEARNER, Experience, Store, Update
 from asyncrl.runtime.telemetry import Telemetry
 
 WORKED, WAITS = True, False
@@ -125,7 +126,7 @@ class Pending:
 
 def actor_learner(
     worker: int,
-    agent: Agent,
+    agent: Algorithm,
     replica: Replica,
     rollouts: Iterator[Rollout],
     store: Store,
@@ -205,7 +206,7 @@ def actor(
 
 
 def learner(
-    agent: Learning,
+    agent: Algorithm,
     replica: Replica,
     store: Store,
     experience: Experience,
@@ -245,7 +246,7 @@ def learner(
                 telemetry.lap("push")
                 telemetry.update(receipt, 0, metrics, part)
             if batch.keys is not None:
-                experience.feedback(batch.keys, cast(Prioritising, agent).errors.cpu(), who)
+                experience.feedback(batch.keys, agent.errors.cpu(), who)
             experience.release(who)
             yield WORKED
             telemetry.lap("wait")

@@ -111,6 +111,8 @@ class Plan:
             raise UsageError(f"--overlap is for actors that wait for the learner; those of {command} do not")
         if config.overlap and kind == GRADIENT and config.backend != "collective":
             raise UsageError(f"--overlap is for ranks (--backend collective); workers of {command} do not wait")
+        if self.method.whole_episodes and (kind != GRADIENT or self.method.looks_ahead):
+            raise UsageError(f"{command} has whole_episodes, which is for workers that learn and do not look ahead")
         if config.precision == "bfloat16":
             from asyncrl.runtime.precision import require_bfloat16
 

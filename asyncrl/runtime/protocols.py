@@ -1,4 +1,4 @@
-"""The glossary in code: what a run expects of an agent, and what may be assumed of a backend.
+"""The glossary in code: what may be assumed of a backend.
 
 actor-learner, worker
     acts in its own environments, with its own exploration, and learns from its experience.
@@ -22,15 +22,13 @@ staleness
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from asyncrl.core.losses import Metrics
-from asyncrl.core.rollout import Extras, Part, Rollout, State, Transitions
+from asyncrl.core.rollout import Rollout, Transitions
 
 EVALUATOR, LEARNER = -1, -2
 """The numbers of the evaluator and the learner; workers count from 0, further learners are -3, -4, ..."""
@@ -42,42 +40,6 @@ def name_of(who: int) -> str:
         return f"worker-{who:02}"
     names = {EVALUATOR: "evaluator", LEARNER: "learner"}
     return names.get(who, f"learner-{LEARNER - who:02}")
-
-
-class Agent(Protocol):
-    """One copy of the network and what its owner does with it."""
-
-    network: nn.Module
-    generator: torch.Generator
-    """The source of all its random numbers."""
-    exploration: dict[str, float]
-    """How this worker explores, for the records."""
-
-    def initial_state(self, environments: int) -> State:
-        """The recurrent state with which episodes begin; None for feed-forward networks."""
-
-    def act(self, observations: Tensor, state: State, steps: int) -> tuple[Tensor, State, Extras]:
-        """Actions `[E]` for observations `[E, ...]`, the next state, and what else the loss needs, each `[E]`.
-
-        `steps` is T, for annealed exploration. The caller enters torch's inference mode, once for many steps.
-        """
-
-    def loss(self, part: Any) -> tuple[Tensor, Metrics]:
-        """The scalar to minimise, a pure function of `part` and theta', and detached scalars for the records."""
-
-
-class Learning(Agent, Protocol):
-    """The agent of an algorithm whose experience goes to a learner."""
-
-    def passes(self, batch: Any) -> Iterator[Part]:
-        """The parts of a batch, in the order of their updates: the batch itself, or epochs of minibatches of it."""
-
-
-class Prioritising(Learning, Protocol):
-    """The agent of an algorithm whose memory samples by priority."""
-
-    errors: Tensor
-    """`[B]` detached: the errors of the newest loss's transitions."""
 
 
 @dataclass(slots=True)

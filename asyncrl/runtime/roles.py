@@ -8,13 +8,13 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import safetensors.torch
 import torch
 from torch import Tensor
 
-from asyncrl.algorithm import GRADIENT, Who
+from asyncrl.algorithm import GRADIENT, Algorithm, Who
 from asyncrl.core.devices import CPU
 from asyncrl.core.rollout import Part
 from asyncrl.envs.environment import Environment, closed_on_error
@@ -22,7 +22,7 @@ from asyncrl.runtime.clock import BUILDING, Clock
 from asyncrl.runtime.collect import Collector
 from asyncrl.runtime.loops import Pending, Replica, actor, actor_learner, bundled, learner
 from asyncrl.runtime.normalize import make_normalizer
-from asyncrl.runtime.protocols import EVALUATOR, LEARNER, Agent, Learning, name_of
+from asyncrl.runtime.protocols import EVALUATOR, LEARNER, name_of
 from asyncrl.runtime.run import Run
 from asyncrl.runtime.seeding import ACTIONS, ENVIRONMENT, GLOBAL_GENERATOR, derive, generator
 from asyncrl.runtime.telemetry import Telemetry
@@ -31,7 +31,7 @@ from asyncrl.storage.files import write_synced
 from asyncrl.storage.records import RecordWriter, Rows
 
 
-def build_agent(run: Run, worker: int) -> tuple[Agent, Replica]:
+def build_agent(run: Run, worker: int) -> tuple[Algorithm, Replica]:
     """An agent and its replica: of a worker, a learner or the evaluator."""
     spec, store = run.spec, run.handles.store
     algorithm = spec.method
@@ -52,17 +52,13 @@ def build_agent(run: Run, worker: int) -> tuple[Agent, Replica]:
     compiled = spec.config.backend != "serial" and worker > LEARNER
     replica = Replica(store, network, target, private_copy, precision, taped, compiled)
     random = generator(spec.config.seed, ACTIONS, *spec.stream(worker))
-    return algorithm(spec.config, network, target, *_role_of(spec.among_all(worker)), random), replica
+    number = spec.among_all(worker)
+    who: Who = "evaluator" if worker == EVALUATOR else "worker" if worker >= 0 else "learner"
+    place = {"worker": number, "learner": LEARNER - number, "evaluator": 0}[who]
+    return algorithm(spec.config, network, target, who, place, random), replica
 
 
-def _role_of(process: int) -> tuple[Who, int]:
-    """Who a process of a run is, and the number among all of that role."""
-    if process == EVALUATOR:
-        return "evaluator", 0
-    return ("worker", process) if process >= 0 else ("learner", LEARNER - process)
-
-
-MakeAgent = Callable[[Run, int], tuple[Agent, Replica]]
+MakeAgent = Callable[[Run, int], tuple[Algorithm, Replica]]
 """What builds an agent and its replica: `build_agent`, or something around it."""
 
 
@@ -100,7 +96,7 @@ class Role:
     who: int
     clock: Clock
     loop: Generator[bool]
-    agent: Agent
+    agent: Algorithm
     writer: Rows
     collector: Collector | None = None
     """None for a learner."""
@@ -192,14 +188,14 @@ def build_learner(
     return Role(learner, run.handles.clock, learning_loop(run, learner, agent, replica, writer), agent, writer)
 
 
-def learning_loop(run: Run, who: int, agent: Agent, replica: Replica, writer: Rows) -> Generator[bool]:
+def learning_loop(run: Run, who: int, agent: Algorithm, replica: Replica, writer: Rows) -> Generator[bool]:
     """What a learner does."""
     handles, telemetry = run.handles, telemetry_of(run, who, agent, writer)
     assert handles.experience is not None
-    return learner(cast(Learning, agent), replica, handles.store, handles.experience, handles.clock, telemetry, who)
+    return learner(agent, replica, handles.store, handles.experience, handles.clock, telemetry, who)
 
 
-def telemetry_of(run: Run, who: int, agent: Agent, writer: Rows, collector: Collector | None = None) -> Telemetry:
+def telemetry_of(run: Run, who: int, agent: Algorithm, writer: Rows, collector: Collector | None = None) -> Telemetry:
     """What a worker, an actor or a learner records about itself; a learner has no `collector`."""
     spec, agreement = run.spec, run.handles.agreement
     exchanges = spec.config.reduce == ("gradients" if collector is None else "experience")
@@ -210,7 +206,7 @@ def telemetry_of(run: Run, who: int, agent: Agent, writer: Rows, collector: Coll
     )  # fmt: skip
 
 
-def dump_culprit(file: Path, agent: Agent, part: Part) -> str:
+def dump_culprit(file: Path, agent: Algorithm, part: Part) -> str:
     """Save the inputs of an update and the parameters of its gradient, as named tensors; returns where."""
     tensors = {f"parameters.{name}": parameter.detach() for name, parameter in agent.network.named_parameters()}
     for field in dataclasses.fields(part):

@@ -214,17 +214,12 @@ def total(pairs: Pairs) -> float:
     return sum(value for value, _ in pairs)
 
 
-def newest(pairs: Pairs) -> float:
-    """The last value."""
-    return pairs[-1][0]
-
-
 SUMS: dict[str, dict[str, Callable[[Pairs], float]]] = {
     "updates": {
         "async/staleness_mean": mean,
         "async/staleness_max": largest,
         "async/pull_age_mean": mean,
-        "train/learning_rate": newest,
+        "train/learning_rate": lambda pairs: pairs[-1][0],  # the newest
         "train/gradient_norm": mean,
     },
     "batches": {

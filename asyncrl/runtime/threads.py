@@ -10,6 +10,8 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+from asyncrl.core.errors import UsageError
+
 _found: dict[str, str | None] = {}
 """What the variables were when this process was started."""
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -46,13 +48,6 @@ def enforce_one_thread() -> None:
         torch.set_num_interop_threads(1)
 
 
-def compute_with(threads: int) -> None:
-    """Let torch use several threads in this process, for when other processes leave cores idle."""
-    import torch
-
-    torch.set_num_threads(threads)
-
-
 @contextlib.contextmanager
 def _put_back() -> Iterator[None]:
     """What is set now in this process is so again after the block."""
@@ -80,9 +75,14 @@ def one_thread() -> Iterator[None]:
     """One thread in a process that is not ours, and in those it starts, during the block; then all is as before.
 
     Several threads of a program may be in such a block at a time: the last one to leave puts back what was before the
-    first.
+    first. Tensors are on the CPU. Raises UsageError for a program that computes in float64.
     """
+    import torch
+
     global _blocks
+    if (dtype := torch.get_default_dtype()) != torch.float32:
+        raise UsageError(f"torch's default dtype is {dtype} here: asyncrl needs torch.set_default_dtype(torch.float32)")
+    elsewhere = torch.get_default_device().type != "cpu"  # entering a device makes each of torch's functions slower
     with _blocks_lock:
         if _blocks == 0:
             _after_blocks.enter_context(_put_back())
@@ -90,7 +90,8 @@ def one_thread() -> Iterator[None]:
         _blocks += 1
         limit_threads()
     try:
-        yield
+        with torch.device("cpu") if elsewhere else contextlib.nullcontext():
+            yield
     finally:
         with _blocks_lock:
             _blocks -= 1

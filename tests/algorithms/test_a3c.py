@@ -11,62 +11,16 @@ from torch import nn
 
 from asyncrl import a3c
 from asyncrl.algorithm import Who
-from asyncrl.core.distributions import Categorical
 from asyncrl.core.errors import UsageError
-from asyncrl.core.flat import flatten_parameters, gradient_of
-from asyncrl.core.rollout import Rollout, State
+from asyncrl.core.rollout import Rollout
 from asyncrl.core.spaces import Spaces
-
-
-class Table(nn.Module):
-    """V(s) = v s, logits (0, l): everything the loss does can be computed by hand."""
-
-    def __init__(self, v: float = 2.0, logit: float = 0.0) -> None:
-        super().__init__()
-        self.v = nn.Parameter(torch.tensor([v]))
-        self.logit = nn.Parameter(torch.tensor([logit]))
-
-    def forward(
-        self, observations: torch.Tensor, state: State = None, last: torch.Tensor | None = None
-    ) -> tuple[Categorical, torch.Tensor, State]:
-        number = observations[..., 0]
-        logits = torch.stack([torch.zeros_like(number), self.logit + 0 * number], -1)
-        return Categorical(logits), self.v * number, None
-
-    def policy_at(self, observations: torch.Tensor, state: State = None) -> tuple[Categorical, State]:
-        return self(observations, state)[0], state
+from tests.algorithms.tables import Table, gradients_of, rollout_of
 
 
 def agent_of(network: nn.Module, who: Who = "worker", number: int = 0, **settings: Any) -> a3c.A3C:
     plain = {"entropy_weights": (0.0,), "reward_clip": 0.0, "gamma": 0.5, "gae_lambda": 1.0}
     config = a3c.A3C.Config(**(plain | settings))
     return a3c.A3C(config, network, None, who, number, torch.Generator().manual_seed(0))  # type: ignore[arg-type]
-
-
-def rollout_of(
-    states: list[float], actions: list[int], rewards: list[float], discounts: list[float], environments: int = 1
-) -> Rollout:
-    """A rollout of identical environments; where the discount is 0 the episode terminated."""
-
-    def tile(values: list[Any], dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        return torch.tensor(values, dtype=dtype)[:, None].repeat(1, environments)
-
-    nowhere = torch.tensor([], dtype=torch.int64)
-    return Rollout(
-        observations=tile(states)[..., None],
-        actions=tile(actions, torch.int64),
-        rewards=tile(rewards),
-        discounts=tile(discounts),
-        last=tile(discounts) == 0,
-        truncated=(nowhere, nowhere),
-        final_observations=None,
-    )
-
-
-def gradients_of(agent: a3c.A3C, rollout: Rollout) -> dict[str, float]:
-    flat = flatten_parameters(agent.network)
-    gradient = gradient_of(agent.loss(rollout)[0], list(agent.network.parameters()), torch.empty_like(flat))
-    return dict(zip(("v", "logit"), gradient.tolist(), strict=True))
 
 
 def test_a_two_step_rollout_by_hand() -> None:

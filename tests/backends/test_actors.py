@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from asyncrl.backends.outcome import Signals
-from asyncrl.backends.ray.reports import Tell
-from asyncrl.runtime.clock import FINISH, GO_ON, LEAVE, Clock, Watch
+from asyncrl.backends.ray.reports import Seen, Tell
+from asyncrl.runtime.clock import BUILDING, FINISH, GO_ON, LEAVE, READY, RUNNING, Clock, Watch
 from asyncrl.runtime.link import Empty, State
 
 ray = pytest.importorskip("ray")
@@ -20,7 +20,7 @@ ray = pytest.importorskip("ray")
 from asyncrl.backends.ray import leader as leader_of  # noqa: E402
 from asyncrl.backends.ray.actors import Place, Poller  # noqa: E402
 from asyncrl.backends.ray.driver import LOST_SECONDS, Driver, HostPlace  # noqa: E402
-from asyncrl.backends.ray.servers import ServerPlace  # noqa: E402
+from asyncrl.backends.ray.servers import Learner, ServerPlace  # noqa: E402
 
 SILENT = object()
 """In place of an answer: there is none yet."""
@@ -147,6 +147,31 @@ def test_a_server_that_answers_again_is_said_to_and_no_call_is_waited_for_too_lo
     assert place.losses == []
 
 
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize(
+    ("phase", "silence", "trouble"),
+    [
+        (BUILDING, 299.0, ""),
+        (BUILDING, 301.0, "was not ready after 300 seconds"),
+        (READY, 1000.0, ""),  # it waits for hosts
+        (RUNNING, 19.0, ""),
+        (RUNNING, 21.0, "made no progress for 20 seconds"),
+    ],
+)
+def test_a_learner_that_hangs_is_ended_though_its_process_answers(phase: int, silence: float, trouble: str) -> None:
+    """It learns in a thread of its own. While it is built, in the constructor of a network for example, it has longer.
+
+    --hang-seconds is 20.
+    """
+    place = object.__new__(Learner)
+    place._spec = SimpleNamespace(config=SimpleNamespace(hang_seconds=20.0))  # type: ignore[assignment]
+    place._clock, place._hear, place.trouble = Clock(1, 100, learners=1), lambda *_: None, ""
+
+    place.take(Seen([], 0, [phase], [silence]))
+
+    assert place.trouble == trouble
+
+
 @pytest.mark.parametrize(("order", "is_over"), [(GO_ON, False), (FINISH, True), (LEAVE, True)])
 def test_a_run_that_ends_while_no_host_is_there_has_ended(order: int, is_over: bool) -> None:
     """The only host has died, and its successor is not due before the run's time is up."""
@@ -204,20 +229,23 @@ def test_hosts_that_have_left_end_the_run_for_the_learner_too() -> None:
     assert driver._order() == FINISH
 
 
-def test_a_host_that_joins_gets_the_count_of_updates_of_the_statistics() -> None:
-    """They are those of one host, and Adam corrects them by what that one has made: 7, in two workers."""
+@pytest.mark.parametrize(
+    ("updates", "of_host"), [([1, 1, 3, 4, 0], [3, 4, 0]), ([0, 0, 0, 0, 5, 6, 1, 2], [0, 0, 5, 6])]
+)
+def test_a_host_that_joins_gets_the_count_of_updates_of_the_statistics(updates: list[int], of_host: list[int]) -> None:
+    """They are those of one host, and Adam corrects them by what that one's two workers, or learners, have made."""
     driver, begun = object.__new__(Driver), list[Any]()
     driver._spec = SimpleNamespace(config=SimpleNamespace(workers=2))  # type: ignore[assignment]
     driver._servers = SimpleNamespace(steps=0, moments=(), updates=9, places=[])  # type: ignore[assignment]
-    driver._store = SimpleNamespace(state=lambda: {"worker_updates": torch.tensor([1, 1, 3, 4])})  # type: ignore[assignment]
+    driver._store = SimpleNamespace(state=lambda: {"writer_updates": torch.tensor(updates)})  # type: ignore[assignment]
     driver._clock, driver._memories, driver._ready = Clock(4, 100), [], False
     driver._enter = lambda *_: None  # type: ignore[method-assign]
-    place = HostPlace(0, driver)
+    place, driver._places = HostPlace(0, driver), [None, None]  # type: ignore[list-item]
     place.fill = lambda node, begin, wire: begun.append(begin)  # type: ignore[method-assign]
 
     driver._fill(place, {})
 
-    assert begun[0].state["worker_updates"].tolist() == [3, 4]
+    assert begun[0].state["writer_updates"].tolist() == of_host
 
 
 def test_a_run_that_is_resumed_at_its_end_begins_for_its_last_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from asyncrl.backends.collective.board import disagreement, first_line
-from asyncrl.backends.collective.launch import launched, tcp_address
+from asyncrl.backends.collective.launch import launched, ranks_here, tcp_address
 from asyncrl.core.errors import UsageError
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "hostA", "MASTER_PORT": "29400"}
@@ -64,6 +64,21 @@ def test_where_to_meet_follows_from_the_job(environment: dict[str, str], host: s
 def tcp_of(address: str) -> tuple[str, int]:
     host, _, port = address.removeprefix("tcp://").rpartition(":")
     return host, int(port)
+
+
+@pytest.mark.parametrize(
+    ("environment", "here"),
+    [
+        ({}, 8),
+        (TORCHRUN | {"LOCAL_WORLD_SIZE": "2"}, 2),
+        (MPIRUN, 2),
+        (SRUN | {"SLURM_STEP_TASKS_PER_NODE": "3(x2),2"}, 3),
+        (TORCHRUN, 1),
+    ],
+)
+def test_the_ranks_on_rank_0s_machine_are_counted(environment: dict[str, str], here: int) -> None:
+    """All, if nobody else has started them; only rank 0, if its launcher does not say."""
+    assert ranks_here(environment, 8) == here
 
 
 def test_the_hosts_of_a_list_are_asked_of_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

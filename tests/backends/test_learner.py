@@ -19,7 +19,7 @@ from asyncrl.backends.ray.learner import LearnerHost, filling
 from asyncrl.backends.ray.reports import LEFT, Seen
 from asyncrl.experience.replay import Replay
 from asyncrl.parameters.shards import State, beginning
-from asyncrl.runtime.clock import FINISH, GO_ON, READY
+from asyncrl.runtime.clock import BUILDING, FINISH, GO_ON, READY
 from asyncrl.runtime.link import Empty
 from asyncrl.runtime.protocols import Counts
 from asyncrl.runtime.run import Run
@@ -234,3 +234,30 @@ def test_actors_wait_for_a_learner_that_does_not_learn(tmp_path: Path) -> None:
     drive.until(lambda: host.handles.clock.steps > full)
     drive.finish()
     learner.forget()
+
+
+def test_a_learner_that_is_still_being_built_tells_for_how_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Since it was filled, by which the driver sees that it hangs; here until the end of the test."""
+    over = threading.Event()
+
+    def build(*_: Any, **__: Any) -> Any:
+        over.wait()
+        raise SystemExit
+
+    monkeypatch.setattr("asyncrl.backends.ray.learner.build_learner", build)
+    run = run_of(tmp_path, "impala", hosts=1)
+    learner = LearnerHost(run.spec)
+    began = time.monotonic()
+    fill(learner, run)
+    filled = time.monotonic()
+    time.sleep(0.1)
+    asked = time.monotonic()
+    seen = learner.look(0, False, GO_ON, [READY])
+    answered = time.monotonic()
+    over.set()
+    learner.forget()
+
+    assert seen.phases == [BUILDING]
+    assert asked - filled <= seen.silence[0] <= answered - began

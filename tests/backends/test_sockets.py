@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from multiprocessing import process
 from pathlib import Path
@@ -42,7 +43,7 @@ def test_a_long_temporary_folder_is_not_used(
     assert os.stat(place).st_mode & 0o777 == 0o700
     assert len(place) + len("/listener-12345678") < 104
     assert list(long.iterdir()) == [] or len(str(long)) < 76
-    os.rmdir(place)
+    shutil.rmtree(place)
 
 
 def test_a_folder_that_cannot_be_written_to_is_passed_over(
@@ -55,7 +56,7 @@ def test_a_folder_that_cannot_be_written_to_is_passed_over(
     sockets.make_place()
 
     assert settings["tempdir"].startswith("/tmp/asyncrl-")
-    os.rmdir(settings["tempdir"])
+    shutil.rmtree(settings["tempdir"])
 
 
 @pytest.mark.usefixtures("settings")

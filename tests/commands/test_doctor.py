@@ -10,7 +10,7 @@ import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +23,7 @@ from torch import Tensor
 
 from asyncrl import a3c
 from asyncrl.algorithm import algorithm_of
+from asyncrl.backends.collective.launch import Launch
 from asyncrl.backends.handles import experience_bytes
 from asyncrl.backends.processes import start_context
 from asyncrl.commands import doctor
@@ -372,10 +373,10 @@ def raise_something(exercise: Run, number: int) -> None:
 
 def step_slowly(run: Run, who: int) -> list[int]:
     """As an environment does whose steps take long."""
-    for _ in range(9):
+    for _ in range(6):
         time.sleep(1)
         run.handles.clock.beat(who)
-    return [9]
+    return [6]
 
 
 def wait_for_ever(exercise: Run, number: int) -> None:
@@ -403,7 +404,7 @@ class TestProcesses:
         """Each step is a sign of life."""
         run = exercise_run(A3C, tmp_path)
 
-        assert learning.ask(start_context(A3C), step_slowly, run, [0], seconds=4) == [[9]]
+        assert learning.ask(start_context(A3C), step_slowly, run, [0], seconds=4) == [[6]]
 
 
 class TestRoom:
@@ -449,6 +450,52 @@ class TestRoom:
         run = make_run(tmp_path, algorithm, **settings)
 
         assert needed_by(run) == bytes_of(run)
+
+    @pytest.mark.parametrize(
+        ("place", "here"), [({}, 3), ({"RANK": "0", "WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "2"}, 2)]
+    )
+    @pytest.mark.parametrize("algorithm", ["a3c", "ppo"])
+    def test_each_rank_on_this_machine_has_a_store_of_its_own(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, algorithm: str, place: dict[str, str], here: int
+    ) -> None:
+        """And moments and counters, but no rings. All are here, unless a launcher says otherwise."""
+        for name, value in place.items():
+            monkeypatch.setenv(name, value)
+        run = make_run(tmp_path, algorithm, backend="collective", workers=3, normalize_observations=True)
+        needed: list[int] = []
+
+        def note(size: int) -> Finding:
+            needed.append(size)
+            return Finding("shared memory", "ok", "")
+
+        monkeypatch.setattr(room, "check_shared_memory", note)
+        found = {one.check: one for one in room.check_room(run.spec, run.handles.store.theta.numel(), tmp_path)}
+
+        handles = run.handles
+        held = [*vars(handles.store).values(), *vars(handles.clock).values(), *vars(handles.moments)["_rows"].values()]
+        assert needed == [here * sum(one.nbytes for one in held if isinstance(one, Tensor) and one.is_shared())]
+        assert found["memory"].figure.startswith(f"{here} ranks")
+
+    @pytest.mark.parametrize(
+        ("backend", "launch", "checked"),
+        [
+            ("local", None, ("local", 2)),
+            ("collective", None, ("collective", 2)),
+            ("local", Launch("torchrun", 0, 3, "tcp://hostA:1"), ("collective", 3)),
+        ],
+    )
+    def test_the_room_is_that_of_the_planned_run(
+        self, monkeypatch: pytest.MonkeyPatch, backend: Any, launch: Launch | None, checked: tuple[str, int]
+    ) -> None:
+        """Of its ranks, if it has any."""
+        plans: list[Plan] = []
+        monkeypatch.setattr(doctor, "check_group", lambda *_: [])
+        monkeypatch.setattr(doctor, "check_room", lambda plan, *_: plans.append(plan) or [])
+        monkeypatch.setattr(doctor, "raised_limit", lambda: 20)  # too few files: nothing else is checked
+
+        doctor.find(doctor.Config("ppo", "Catch", workers=2, backend=backend), launch, [])
+
+        assert [(plan.config.backend, plan.config.workers) for plan in plans] == [checked]
 
     def test_a_run_whose_rollouts_do_not_fit_is_refused(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -519,7 +566,7 @@ class TestRoom:
 
         for env_id, emulators in [("ALE/Pong-v5", 6_000_000), ("Catch", 0)]:
             alone, both = (
-                room.processes_bytes(Plan(f"asyncrl.{name}", config, EnvSpec(env_id), spaces), 1_000_000)
+                room.processes_bytes(Plan(f"asyncrl.{name}", config, EnvSpec(env_id), spaces), 1_000_000, workers=3)
                 for name in ("a3c", "ppo")
             )
             assert alone == 3 * (10_000_000 + emulators + 8_000_000 + rollout)
@@ -743,14 +790,6 @@ class TestCommand:
         assert captured.out == ""
         assert captured.err.startswith(f"asyncrl doctor: error: {line}")
         assert captured.err.count("\n") == 1
-
-
-@pytest.fixture(autouse=True)
-def threads_as_before() -> Iterator[None]:
-    """The command sets what holds for its process."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 class TestGroup:

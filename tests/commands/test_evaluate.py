@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-import torch
 
 from asyncrl.api.films import LEAST_HEIGHT, Film, Filmed, Step, frame_rate, magnified, watchable, with_pictures
 from asyncrl.commands import evaluate as evaluating
@@ -58,14 +57,6 @@ class Blind(gymnasium.Env[Any, Any]):
 def blind(**arguments: Any) -> Blind:
     """A factory, as users write them."""
     return Blind(**arguments)
-
-
-@pytest.fixture(autouse=True)
-def threads_as_before() -> Iterator[None]:
-    """The command sets what holds for its process."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 def make_run(folder: Path, *words: str, algorithm: str = "a3c", env_id: str = "Catch") -> Path:

@@ -29,14 +29,6 @@ WORDS = ["--workers", "2", "--total-steps", "600", "--seed", "7", "--backend", "
 WORDS += ["--evaluation-interval-steps", "0", "--evaluation-episodes", "2"]
 
 
-@pytest.fixture(autouse=True)
-def threads_as_before() -> Any:
-    """The command sets what holds for its process."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
 def make_run(folder: Path, algorithm: str, env_id: str, *words: str) -> Path:
     """A short run."""
     assert train(f"asyncrl.{algorithm}", ["--env-id", env_id, *WORDS, *words, "--runs-dir", str(folder)]) == 0

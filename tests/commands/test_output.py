@@ -23,6 +23,7 @@ from asyncrl.envs.spec import EnvSpec
 from asyncrl.storage import files
 from asyncrl.storage.checkpoints import load_newest
 from asyncrl.storage.records import read_records
+from tests.faults.running import environment_of
 from tests.storage.limits import no_file_beyond
 from tests.support import run_command, status_of, the_run
 
@@ -199,7 +200,7 @@ def test_a_ctrl_c_before_the_workers_are_ready_stops_the_run_in_order(tmp_path: 
 @pytest.mark.faults
 def test_a_ctrl_c_before_the_run_has_a_folder_leaves_nothing(tmp_path: Path) -> None:
     """Here in the environment's first reset."""
-    (tmp_path / "slow.py").write_text(
+    source = (
         "import gymnasium, pathlib, time\n"
         "class Slow(gymnasium.Wrapper):\n"
         "    def reset(self, **options):\n"
@@ -207,8 +208,7 @@ def test_a_ctrl_c_before_the_run_has_a_folder_leaves_nothing(tmp_path: Path) -> 
         "        time.sleep(60)\n"
         "def make(): return Slow(gymnasium.make('CartPole-v1'))\n"
     )
-    path = {"env": {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{Path.cwd()}"}}
-    process = begin(tmp_path / "runs", "--env-id", "slow:make", **path)
+    process = begin(tmp_path / "runs", "--env-id", "module:make", env=environment_of(tmp_path, source))
 
     code, out, errors = stop(process, (tmp_path / "begun").exists)
 
@@ -220,7 +220,7 @@ def test_a_ctrl_c_before_the_run_has_a_folder_leaves_nothing(tmp_path: Path) -> 
 @pytest.mark.faults
 def test_a_ctrl_c_does_not_wait_for_a_serial_evaluation(tmp_path: Path) -> None:
     """A hundred thousand episodes would take minutes. By the 5000th step of all environments it has begun."""
-    (tmp_path / "counting.py").write_text(
+    source = (
         "import gymnasium, pathlib\n"
         "class Counting(gymnasium.Wrapper):\n"
         "    steps = 0\n"
@@ -230,9 +230,9 @@ def test_a_ctrl_c_does_not_wait_for_a_serial_evaluation(tmp_path: Path) -> None:
         "        return super().step(action)\n"
         "def make(): return Counting(gymnasium.make('CartPole-v1'))\n"
     )
-    path = {"env": {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{Path.cwd()}"}}
-    words = ("--backend", "serial", "--evaluation-episodes", "1e5", "--evaluation-interval-steps", "1000")
-    process = begin(tmp_path / "runs", "--env-id", "counting:make", *words, "--total-steps", "1e9", **path)
+    words = ("--env-id", "module:make", "--backend", "serial", "--total-steps", "1e9", "--evaluation-episodes", "1e5")
+    words += ("--evaluation-interval-steps", "1000")
+    process = begin(tmp_path / "runs", *words, env=environment_of(tmp_path, source))
 
     code, _, errors = stop(process, (tmp_path / "begun").exists)
 

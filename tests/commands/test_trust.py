@@ -6,7 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import pytest
 
@@ -16,7 +16,6 @@ from asyncrl.core.errors import UsageError
 from asyncrl.storage.stored import read_stored
 from tests.support import the_run
 
-Capture: TypeAlias = pytest.CaptureFixture[str]
 TRAIN = [
     "--env-id", "Catch", "--backend", "serial", "--workers", "1", "--total-steps", "300", "--evaluation-episodes", "2",
 ]  # fmt: skip

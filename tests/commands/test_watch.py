@@ -14,7 +14,6 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from asyncrl.__main__ import main as command
@@ -30,14 +29,6 @@ from tests.support import status_of, the_run
 
 WORDS = ["--workers", "2", "--total-steps", "600", "--seed", "7", "--backend", "serial", "--quiet"]
 WORDS += ["--evaluation-interval-steps", "300", "--evaluation-episodes", "2"]
-
-
-@pytest.fixture(autouse=True)
-def threads_as_before() -> Any:
-    """The command sets what holds for its process."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

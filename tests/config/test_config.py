@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
+import json
+from contextlib import nullcontext
+from typing import Any, Literal
 
 import pytest
 
@@ -125,3 +128,61 @@ def test_a_program_and_a_command_line_give_the_same_settings() -> None:
         settings_for(PPO.Config, {"hosts": 1.5})
     with pytest.raises(UsageError, match="there is no setting work; perhaps you meant workers"):
         settings_for(PPO.Config, {"work": 1})
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "fields", "fits"),
+    [
+        ("ppo", {"workers": 8, "minibatches": 2}, True),
+        ("a2c", {"workers": 2}, True),
+        ("a2c", {"workers": 1}, False),
+        ("a2c", {"workers": 8, "backend": "collective", "reduce": "gradients"}, False),
+        ("a3c", {"workers": 8}, False),
+    ],
+)
+def test_advantages_are_normalised_over_all_steps_of_an_update(
+    algorithm: str, fields: dict[str, Any], fits: bool
+) -> None:
+    """Here one of each environment, of all workers if they are learnt from together."""
+    own = {"t_max": 1, "envs_per_worker": 1, "normalize_advantages": True} | fields
+    with nullcontext() if fits else pytest.raises(UsageError, match="needs more than one step per update"):
+        algorithm_of(f"asyncrl.{algorithm}").Config(**own)
+
+
+OWN_KINDS: list[tuple[Any, Any, list[str], Any]] = [
+    (Literal["x", "y"] | None, None, ["x"], "x"),
+    (tuple[int, ...] | None, None, ["1", "2"], (1, 2)),
+    (tuple[str, int], ("a", 1), ["b", "2"], ("b", 2)),
+    (tuple[Literal["x", "y"], ...], (), ["x"], ("x",)),
+    (Literal[1, 2], 1, ["2"], 2),
+    (int | None, None, ["1e3"], 1000),
+    (float | None, 0.5, ["none"], None),
+]
+
+
+@pytest.mark.parametrize(("kind", "default", "words", "value"), OWN_KINDS, ids=lambda given: str(given)[:20])
+def test_settings_of_ones_own_may_have_any_of_these_types(
+    kind: Any, default: Any, words: list[str], value: Any
+) -> None:
+    """On the command line, in Python and in a stored run."""
+    own = dataclasses.make_dataclass("Own", [("thing", kind, default)], bases=(RunConfig,), frozen=True)
+
+    assert read_line(own, ["--thing", *words], "own").settings == {"thing": value}
+    assert settings_for(own, {"thing": value}) == {"thing": value}
+    stored = json.loads(json.dumps(to_plain(own(thing=value))))
+    assert from_plain(own, stored).thing == value
+
+
+@pytest.mark.parametrize("given", [[0.5], [0.1, 0.2, 0.3]])
+def test_a_setting_of_two_numbers_takes_two(given: list[float]) -> None:
+    """No more and no fewer."""
+    with pytest.raises(UsageError, match=f"temperatures takes 2 values, got {len(given)}"):
+        settings_for(algorithm_of("asyncrl.one_step_q").Config, {"temperatures": given})
+
+
+def test_ape_x_takes_exploration_of_ones_own_too() -> None:
+    """As every method with action values."""
+    cls = algorithm_of("asyncrl.apex").Config
+    assert settings_for(cls, {"exploration": "module:factory"}) == {"exploration": "module:factory"}
+    with pytest.raises(UsageError, match="--exploration takes drawn, ladder, boltzmann, equal or module:factory"):
+        cls(exploration="laddre")

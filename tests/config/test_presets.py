@@ -93,3 +93,30 @@ def test_long_runs_elsewhere_have_the_default() -> None:
     assert configure("asyncrl.a2c", ["--env-id", "CartPole-v1", "--total-steps", "20000000"]).config.preset == "default"
     with pytest.raises(UsageError, match="a2c has no preset long for CartPole-v1"):
         configure("asyncrl.a2c", ["--env-id", "CartPole-v1", "--preset", "long"])
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "words"),
+    [
+        ("apex", "--memory-steps 5000"),  # its preset's warm-up is shorter than the plain default
+        ("apex", "--memory-steps 2000 --warmup-steps 500 --workers 16"),  # and so is t_max
+        ("gorila", "--epsilons 0.1"),  # and epsilon is equal
+    ],
+)
+def test_settings_are_checked_together_with_those_of_the_preset(algorithm: str, words: str) -> None:
+    """Not with defaults that it replaces."""
+    assert configure(f"asyncrl.{algorithm}", ["--env-id", "CartPole-v1", *words.split()]).config.preset == "default"
+
+
+def test_as_many_workers_as_a_large_machine_has_by_default_fit_the_preset(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where only the plain defaults would not fit."""
+    monkeypatch.setattr("asyncrl.config.settings.default_workers", lambda: 768)
+    monkeypatch.setattr("asyncrl.config.groups.usable_cores", lambda: range(384))
+
+    assert configure("asyncrl.apex", ["--env-id", "CartPole-v1", "--workers", "8"]).config.workers == 8
+
+
+def test_an_impossible_setting_of_the_environment_is_refused_before_it_is_made() -> None:
+    """The preset depends on the environment."""
+    with pytest.raises(UsageError, match="--frame-stack must be at least"):
+        configure("asyncrl.a3c", ["--env-id", "nowhere:nothing", "--frame-stack", "-5"])

@@ -46,6 +46,16 @@ def test_a_parameter_the_loss_does_not_touch_gets_zeros() -> None:
     assert gradient.tolist() == [1.0, 0.0]
 
 
+def test_a_frozen_parameter_gets_zeros() -> None:
+    """Such as those of an encoder that was trained before."""
+    network = nn.Sequential(nn.Linear(1, 1, bias=False).requires_grad_(False), nn.Linear(1, 1, bias=False))
+    flatten_parameters(network).copy_(torch.tensor([3.0, 5.0]))
+
+    gradient = gradient_of(network(torch.ones(1, 1)).sum(), list(network.parameters()), torch.empty(2))
+
+    assert gradient.tolist() == [0.0, 3.0]
+
+
 def test_clipping_keeps_the_direction_and_returns_the_norm_before() -> None:
     """(3, 4) has norm 5; at most 1 leaves (0.6, 0.8)."""
     gradient = torch.tensor([3.0, 4.0])

@@ -88,6 +88,22 @@ def test_the_method_of_maskable_ppo_says_it_too() -> None:
     assert environment.step(0)[0][2:].tolist() == [1.0, 0.0, 1.0]
 
 
+class Masker(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """As sb3-contrib's ActionMasker: the method is the wrapper's."""
+
+    def action_masks(self) -> Any:
+        return [False, True, True]
+
+
+def masked() -> Masker:
+    return Masker(Told())
+
+
+def test_a_wrappers_method_says_it_too() -> None:
+    environment = spec("masked").make(1, evaluation=False)
+    assert environment.reset()[2:].tolist() == [0.0, 1.0, 1.0]
+
+
 def test_pixels_with_a_mask_stay_bytes() -> None:
     """One vector of both, which says what it is made of; stacked, of several."""
     image = Spaces((3, 40, 40), "uint8", 0, kind="screen")

@@ -22,7 +22,6 @@ from tests.support import make_run
 VECTOR = Spaces(observation_shape=(3,), observation_dtype="float32", actions=4)
 IMAGE = Spaces(observation_shape=(2, 5, 5), observation_dtype="uint8", actions=4)
 CONTINUOUS = Spaces((3,), "float32", 0, action_low=(-1.0, -1.0), action_high=(1.0, 1.0))
-NOWHERE = torch.tensor([], dtype=torch.int64)
 
 
 def observations_of(spaces: Spaces, *lead: int) -> Tensor:

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
-from asyncrl.storage.records import read_records
+from asyncrl.storage.records import RecordReader, read_records
 from tests.support import status_of, the_run
 
 # A suite started under nohup would hand down a SIGHUP that is ignored, and runs leave such a one alone.
@@ -180,13 +181,33 @@ def training(runs_dir: Path, *words: str, **options: Any) -> Iterator[Running]:
         yield run
 
 
+def environment_of(folder: Path, source: str, name: str = "module") -> dict[str, str]:
+    """Variables with which a command finds a module of this source, as `module:make`, and this package."""
+    (folder / f"{name}.py").write_text(source)
+    return {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{Path.cwd()}"}
+
+
 def broken_by(folder: Path, source: str) -> dict[str, str]:
     """Variables with which every Python process of a command first runs this source: a file system that fails."""
-    (folder / "sitecustomize.py").write_text(source)
-    return {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{Path.cwd()}"}
+    return environment_of(folder, source, "sitecustomize")
 
 
-def environment_of(folder: Path, source: str) -> dict[str, str]:
-    """Variables with which a command finds `module.py` of this source, as `module:make`, and this package."""
-    (folder / "module.py").write_text(source)
-    return {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{Path.cwd()}"}
+def import_here(folder: Path, source: str, patch: pytest.MonkeyPatch) -> None:
+    """Let this process and its children find `module.py` of this source, too."""
+    environment_of(folder, source)
+    patch.syspath_prepend(str(folder))
+    patch.delitem(sys.modules, "module", raising=False)
+
+
+def check_written(run: Path) -> None:
+    """Status, rows of workers and TensorBoard have all that a run has done."""
+    from tests.storage.test_tensorboard import points
+
+    status = status_of(run)
+    assert status["unwritten"] == {"records": 0, "TensorBoard": 0}
+    for worker, steps in enumerate(status["worker_steps"]):
+        reader = RecordReader(run / f"worker-{worker:02d}.jsonl")
+        assert sum(row.get("worker_steps", 0) for row in reader.read()) == steps
+        assert reader.skipped == 0
+    rows = [row for row in read_records(run / "supervisor.jsonl") if "event" not in row]
+    assert [step for step, _ in points(run / "tb", "time/fps")] == [row["steps"] for row in rows]

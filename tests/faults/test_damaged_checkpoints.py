@@ -23,6 +23,20 @@ WORDS = ("--backend", "serial", "--workers", "2", "--quiet", "--evaluation-episo
 CATCH = ("--env-id", "Catch", *WORDS, "--checkpoint-interval-steps", "300")
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that has finished, which no test touches."""
+    runs_dir = tmp_path_factory.mktemp("runs")
+    assert main("asyncrl.a3c", [*CATCH, "--runs-dir", str(runs_dir)]) == 0
+    return the_run(runs_dir)
+
+
+@pytest.fixture
+def run(whole: Path, tmp_path: Path) -> Path:
+    """A copy of it, for a test to damage."""
+    return Path(shutil.copytree(whole, tmp_path / "run"))
+
+
 def flip_a_bit(file: Path) -> None:
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 4
@@ -41,17 +55,14 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("name", ["weights.safetensors", "state.safetensors", "manifest.json"])
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_checkpoint_is_skipped_by_name(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], damage: str, name: str
+    run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], damage: str, name: str
 ) -> None:
     """The one before it is taken; when all are damaged the run is refused, with each of them named."""
-    assert main("asyncrl.a3c", [*CATCH, "--runs-dir", str(tmp_path)]) == 0
-    run = the_run(tmp_path)
     *others, newest = checkpoints.find(run / "checkpoints")
     assert others
     DAMAGES[damage](newest / name)
     kept = tmp_path / "kept"
     shutil.copytree(run, kept)
-    capfd.readouterr()
 
     assert main("asyncrl.a3c", ["--resume", str(run), "--total-steps", "2000"]) == 0
     error = capfd.readouterr().err
@@ -78,13 +89,9 @@ def test_a_damaged_checkpoint_is_skipped_by_name(
     ],
 )
 def test_a_checkpoint_of_something_else_is_refused(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], algorithm: str, words: tuple[str, ...], complaint: str
+    run: Path, capfd: pytest.CaptureFixture[str], algorithm: str, words: tuple[str, ...], complaint: str
 ) -> None:
     """Another algorithm, network, environment, optimiser: one line each."""
-    assert main("asyncrl.a3c", [*CATCH, "--runs-dir", str(tmp_path)]) == 0
-    run = the_run(tmp_path)
-    capfd.readouterr()
-
     assert main(f"asyncrl.{algorithm}", ["--resume", str(run), "--total-steps", "2000", *words]) == 2
     error = capfd.readouterr().err
     assert (complaint in error, error.count("\n")) == (True, 1)
@@ -133,19 +140,14 @@ def test_a_manifest_with_right_sums_and_wrong_entries_is_skipped_by_name(tmp_pat
 
 
 @pytest.mark.parametrize("name", ["weights.safetensors", "state.safetensors"])
-def test_a_checkpoint_with_a_nan_is_skipped_by_name(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str
-) -> None:
+def test_a_checkpoint_with_a_nan_is_skipped_by_name(run: Path, capfd: pytest.CaptureFixture[str], name: str) -> None:
     """However it got there: the sums are right. The tensor is named."""
-    assert main("asyncrl.a3c", [*CATCH, "--runs-dir", str(tmp_path)]) == 0
-    run = the_run(tmp_path)
     newest = checkpoints.find(run / "checkpoints")[-1]
     tensors = safetensors.torch.load_file(newest / name)
     poisoned = next(key for key, tensor in tensors.items() if tensor.is_floating_point() and tensor.numel())
     tensors[poisoned].view(-1)[0] = torch.nan
     safetensors.torch.save_file(tensors, newest / name)
     rewrite(newest, lambda _: None)
-    capfd.readouterr()
 
     assert main("asyncrl.a3c", ["--resume", str(run), "--total-steps", "2000"]) == 0
     error = capfd.readouterr().err
@@ -156,13 +158,10 @@ def test_a_checkpoint_with_a_nan_is_skipped_by_name(
     "fact", ["part", "dropped_gradients", "stale_gradients", "config", "algorithm", "env_id", "optimizer"]
 )
 def test_a_checkpoint_without_a_fact_that_a_run_needs_is_refused(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], fact: str
+    run: Path, capfd: pytest.CaptureFixture[str], fact: str
 ) -> None:
     """One line that names the fact."""
-    assert main("asyncrl.a3c", [*CATCH, "--runs-dir", str(tmp_path)]) == 0
-    run = the_run(tmp_path)
     rewrite(checkpoints.find(run / "checkpoints")[-1], lambda manifest: manifest["facts"].pop(fact))
-    capfd.readouterr()
 
     assert main("asyncrl.a3c", ["--resume", str(run), "--total-steps", "2000"]) == 2
     error = capfd.readouterr().err
@@ -170,11 +169,9 @@ def test_a_checkpoint_without_a_fact_that_a_run_needs_is_refused(
 
 
 def test_a_checkpoint_without_a_tensor_that_a_run_needs_is_refused(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    run: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Shared ones, and those of a state that goes on exactly."""
-    assert main("asyncrl.a3c", [*CATCH, "--runs-dir", str(tmp_path)]) == 0
-    run = the_run(tmp_path)
     *_, newest, last = checkpoints.find(run / "checkpoints")
     shutil.rmtree(last)  # a run that has reached its end has no state to go on from exactly
     stored = safetensors.torch.load_file(newest / "state.safetensors")
@@ -183,7 +180,6 @@ def test_a_checkpoint_without_a_tensor_that_a_run_needs_is_refused(
         rest = {key: tensor for key, tensor in stored.items() if key != name}
         safetensors.torch.save_file(rest, newest / "state.safetensors")
         rewrite(newest, lambda _: None)
-        capfd.readouterr()
 
         assert main("asyncrl.a3c", ["--resume", str(run), "--total-steps", "2000"]) == 2
         error = capfd.readouterr().err
@@ -196,15 +192,12 @@ def test_a_checkpoint_without_a_tensor_that_a_run_needs_is_refused(
     ids=("roles", "evaluator", "turns", "moments"),
 )
 def test_a_state_of_the_workers_that_is_none_ends_the_run_in_one_line(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], change: dict[str, Any]
+    run: Path, capfd: pytest.CaptureFixture[str], change: dict[str, Any]
 ) -> None:
     """It says how to go on without it, which then works."""
-    assert main("asyncrl.a3c", [*CATCH, "--runs-dir", str(tmp_path)]) == 0
-    run = the_run(tmp_path)
     *_, newest, last = checkpoints.find(run / "checkpoints")
     shutil.rmtree(last)
     rewrite(newest, lambda manifest: manifest["facts"]["exact"].update(change))
-    capfd.readouterr()
 
     assert main("asyncrl.a3c", ["--resume", str(run), "--total-steps", "2000"]) == 1
     told = capfd.readouterr()
@@ -226,13 +219,10 @@ def test_a_state_of_the_workers_that_is_none_ends_the_run_in_one_line(
         '{"algorithm": "asyncrl.a3c", "config": {"hidden_sizes": ["x"]}}', '{"algorithm": "os", "config": {}}',
     ],
 )  # fmt: skip
-def test_damaged_settings_are_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str], content: str) -> None:
+def test_damaged_settings_are_refused(run: Path, capfd: pytest.CaptureFixture[str], content: str) -> None:
     """One line, nothing started, and the run as it was."""
-    assert main("asyncrl.a3c", [*CATCH, "--runs-dir", str(tmp_path)]) == 0
-    run = the_run(tmp_path)
     (run / "config.json").write_text(content)
     before = status_of(run)
-    capfd.readouterr()
 
     assert main("asyncrl.a3c", ["--resume", str(run), "--total-steps", "2000"]) == 2
     error = capfd.readouterr().err

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,11 +10,11 @@ import pytest
 
 from asyncrl.commands.evaluate import main as evaluate
 from asyncrl.commands.train import main
-from asyncrl.core.user_code import changed
+from asyncrl.core import user_code
 from asyncrl.envs import gymnasium_env
 from asyncrl.storage.checkpoints import load_newest
 from asyncrl.storage.records import read_records
-from tests.faults.running import environment_of, running
+from tests.faults.running import environment_of, import_here, running
 from tests.support import evaluations_of, status_of, the_run
 
 pytestmark = pytest.mark.faults
@@ -60,9 +59,7 @@ def test_a_broken_environment_ends_the_run_and_is_named(
 ) -> None:
     """In a worker's process: exit code 1, one reason with the id, the step and what was wrong, and the traceback."""
     trouble, complaint = BROKEN[kind]
-    environment_of(tmp_path, SOURCE.format(trouble=f"if Env.steps > 100: {trouble}"))
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "module", raising=False)
+    import_here(tmp_path, SOURCE.format(trouble=f"if Env.steps > 100: {trouble}"), monkeypatch)
 
     assert main("asyncrl.a3c", words(tmp_path / "runs", "--backend", "local")) == 1
 
@@ -80,9 +77,7 @@ def test_a_broken_environment_can_be_rebuilt_instead(
 ) -> None:
     """--on-env-error rebuild, and one step in 200 goes wrong: the run finishes, all of it is counted and recorded."""
     trouble, complaint = BROKEN[kind]
-    environment_of(tmp_path, SOURCE.format(trouble=f"if Env.steps % 200 == 199: {trouble}"))
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "module", raising=False)
+    import_here(tmp_path, SOURCE.format(trouble=f"if Env.steps % 200 == 199: {trouble}"), monkeypatch)
 
     assert main("asyncrl.a3c", words(tmp_path / "runs", "--on-env-error", "rebuild")) == 0
 
@@ -111,9 +106,8 @@ def test_an_environment_that_only_breaks_is_given_up(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ten new ones in a row, without an episode between them, are enough."""
-    environment_of(tmp_path, SOURCE.format(trouble="if Env.steps > 100: raise RuntimeError('no wheels at all')"))
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "module", raising=False)
+    source = SOURCE.format(trouble="if Env.steps > 100: raise RuntimeError('no wheels at all')")
+    import_here(tmp_path, source, monkeypatch)
 
     assert main("asyncrl.a3c", words(tmp_path / "runs", "--on-env-error", "rebuild")) == 1
 
@@ -161,9 +155,7 @@ def test_every_environment_of_a_run_that_finishes_is_closed(
     """Those of workers, evaluator and probe; a simulator may have processes or files of its own."""
     place = tmp_path / "open"
     place.mkdir()
-    environment_of(tmp_path, KEEPER.format(place=str(place)))
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "module", raising=False)
+    import_here(tmp_path, KEEPER.format(place=str(place)), monkeypatch)
 
     assert main("asyncrl.a3c", words(tmp_path / "runs", "--backend", backend, "--envs-per-worker", "3")) == 0
 
@@ -175,8 +167,7 @@ def test_every_environment_of_a_run_that_is_stopped_is_closed(tmp_path: Path, ba
     """The same, by a signal."""
     place = tmp_path / "open"
     place.mkdir()
-    command = [*words(tmp_path), "--backend", backend, "--envs-per-worker", "3", "--total-steps", "1e9"]
-    command = [word for word in command if word not in ("--runs-dir", str(tmp_path))]
+    command = [*words(tmp_path / "runs"), "--backend", backend, "--envs-per-worker", "3", "--total-steps", "1e9"]
     with running(tmp_path / "runs", *command, env=environment_of(tmp_path, KEEPER.format(place=str(place)))) as run:
         run.until(lambda: run.status.get("steps", 0) > 0, "the first steps")
         run.until(lambda: len(list(place.iterdir())) == 2 * 3 + 2, "all environments")
@@ -233,9 +224,8 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, st
     """Writes a module whose environment and network do something at some place."""
 
     def write(where: str, how: str) -> None:
-        environment_of(tmp_path, QUITTING.format(where=where, how=how, folder=str(tmp_path / "elsewhere")))
-        monkeypatch.syspath_prepend(str(tmp_path))
-        monkeypatch.delitem(sys.modules, "module", raising=False)
+        source = QUITTING.format(where=where, how=how, folder=str(tmp_path / "elsewhere"))
+        import_here(tmp_path, source, monkeypatch)
         monkeypatch.chdir(tmp_path)
 
     return write
@@ -322,18 +312,18 @@ def test_an_environment_that_changes_its_process_or_does_not_close_can_be_traine
     line: str,
     tmp_path: Path,
     module: Callable[[str, str], None],
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Into the folder where the command was started; one line names what is put back."""
     module(where, how)
-    told_before = changed() if backend == "serial" else set()
+    monkeypatch.setattr(user_code, "_changed", set())  # so that it is told, whatever this process has been told before
 
     assert main("asyncrl.a3c", words(Path("runs"), *OWN, "--backend", backend, "--total-steps", "300")) == 0
 
     assert status_of(the_run(tmp_path / "runs"))["state"] == "finished"
     assert Path.cwd() == tmp_path
-    if line not in told_before:
-        assert line in capsys.readouterr().err
+    assert line in capsys.readouterr().err
 
 
 def test_an_evaluator_that_crashes_as_it_closes_is_not_followed(

@@ -82,7 +82,9 @@ def test_statistics_that_are_not_finite_are_never_saved(tmp_path: Path) -> None:
     monitor.end()
 
 
-def test_a_nan_in_the_shared_memory_ends_the_run_in_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_nan_in_the_shared_memory_ends_the_run_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     """Somebody wrote it past the check of gradients: found at the next snapshot; the last good one stays."""
     from asyncrl.parameters.shared import SharedStore
 
@@ -94,14 +96,10 @@ def test_a_nan_in_the_shared_memory_ends_the_run_in_one_line(tmp_path: Path, cap
             self.theta[3] = torch.nan
         return result
 
-    patch = pytest.MonkeyPatch()
-    patch.setattr(SharedStore, "push", poison)
-    with patch.context():
-        words = [*CATCH, "--backend", "serial", "--workers", "1", "--runs-dir", str(tmp_path)]
-        code = main("asyncrl.a3c", [*words, "--total-steps", "1e6", "--checkpoint-interval-steps", "1280"])
-    patch.undo()
+    monkeypatch.setattr(SharedStore, "push", poison)
+    words = [*CATCH, "--backend", "serial", "--workers", "1", "--runs-dir", str(tmp_path)]
 
-    assert code == 1
+    assert main("asyncrl.a3c", [*words, "--total-steps", "1e6", "--checkpoint-interval-steps", "1280"]) == 1
     status = status_of(the_run(tmp_path))
     assert "the shared parameters hold numbers that are not finite" in status["reason"]
     assert "Traceback" not in capfd.readouterr().err

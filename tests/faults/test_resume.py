@@ -156,7 +156,7 @@ def test_a_run_that_is_killed_50_times_always_resumes_and_reaches_its_score(tmp_
 
     Ten kills at least find a save half made, however many it takes.
     """
-    interval = 10_000
+    interval = 4_000
     words = ("--env-id", "CartPole-v1", "--workers", "2", "--total-steps", "1e8", "--quiet", "--resume", "auto",
              "--run-name", "job", "--checkpoint-interval-steps", str(interval), "--evaluation-interval-steps", "20_000",
              "--evaluation-episodes", "20", "--record-interval-seconds", "0")  # fmt: skip

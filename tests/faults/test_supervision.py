@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import signal
-import sys
 import time
 from pathlib import Path
 from typing import Any, cast
@@ -18,7 +17,7 @@ from asyncrl.commands.train import main
 from asyncrl.runtime.protocols import name_of
 from asyncrl.storage.checkpoints import load_newest
 from asyncrl.storage.records import read_records
-from tests.faults.running import CATCH, Running, environment_of, gone, running, training
+from tests.faults.running import CATCH, Running, environment_of, gone, import_here, running, training
 from tests.support import evaluations_of, status_of
 
 pytestmark = pytest.mark.faults
@@ -165,9 +164,7 @@ def slow():
     return make()
 """
     )
-    environment_of(tmp_path, source)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "module", raising=False)
+    import_here(tmp_path, source, monkeypatch)
     monkeypatch.setattr(supervisor, "READY_SECONDS", 5.0)
     words = [*MODULE, "--total-steps", "2000", "--evaluation-episodes", "1", "--runs-dir", str(tmp_path / "runs")]
     words += ["--run-name", "job", "--worker-restarts", "1000"]  # on a crowded machine all may need longer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,16 @@ import torch
 from torch import Tensor, nn
 
 import asyncrl
+from asyncrl.commands.train import configure
 from asyncrl.core.errors import UsageError
 from asyncrl.core.exploration import EpsilonGreedy
 from asyncrl.core.spaces import Spaces
 from asyncrl.nets.actor_critic import ActorCritic
+from asyncrl.nets.trunk import compute_in
 from asyncrl.runtime.protocols import EVALUATOR
 from asyncrl.runtime.roles import build_agent
+from asyncrl.storage.checkpoints import load_newest
+from asyncrl.storage.run_folder import RunFolder
 from tests.support import make_run
 
 HERE = __name__
@@ -38,6 +43,13 @@ def of_images(shape: tuple[int, ...]) -> nn.Module:
 
 def with_batch_norm(shape: tuple[int, ...]) -> nn.Module:
     return nn.BatchNorm1d(shape[0])
+
+
+ONE = nn.Linear(4, 3)
+
+
+def always_the_same(shape: tuple[int, ...]) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), ONE)
 
 
 def without_features(shape: tuple[int, ...]) -> nn.Module:
@@ -83,13 +95,64 @@ def test_action_values_take_it_too() -> None:
         (without_features, r"must return an nn.Module from \[B, 4\] to \[B, features\]"),
         (of_doubles, "has parameters that are not float32"),
         (broken, "failed: ValueError: no idea"),
+        (always_the_same, "must make new layers at each call: a run has several copies"),
     ],
 )
 def test_what_is_no_body_is_refused(factory: Callable[..., nn.Module], line: str) -> None:
-    """In one line, by name."""
+    """In one line, by name; at the second call if the first is right."""
     name = f"{HERE}:{factory.__name__}"
+    with contextlib.suppress(UsageError):
+        asyncrl.a3c.A3C.make_network(asyncrl.a3c.A3C.Config(network=name), SPACES)
     with pytest.raises(UsageError, match=f"--network {name} {line}"):
         asyncrl.a3c.A3C.make_network(asyncrl.a3c.A3C.Config(network=name), SPACES)
+
+
+def in_place(shape: tuple[int, ...]) -> nn.Module:
+    return nn.Sequential(nn.ReLU(inplace=True), nn.Linear(shape[0], 4))
+
+
+def test_a_body_that_works_in_place_leaves_the_observations_as_they_are() -> None:
+    """They are the rollout's, and go into a replay memory."""
+    network = asyncrl.a3c.A3C.make_network(asyncrl.a3c.A3C.Config(network=f"{HERE}:in_place"), SPACES)
+    observations = torch.tensor([[-1.0, 2.0, -3.0, 4.0]])
+
+    network.policy_at(observations)
+
+    assert observations.tolist() == [[-1.0, 2.0, -3.0, 4.0]]
+
+
+def half_frozen(shape: tuple[int, ...]) -> nn.Module:
+    encoder = threes(shape).requires_grad_(False)
+    return nn.Sequential(encoder, nn.Linear(5, 4))
+
+
+@pytest.mark.parametrize("algorithm", ["a3c", "one_step_q", "apex"])
+def test_frozen_layers_keep_their_weights(algorithm: str, tmp_path: Path) -> None:
+    """The others learn."""
+    settings: dict[str, Any] = {"warmup_steps": 50, "memory_steps": 1000} if algorithm == "apex" else {}
+    run = asyncrl.train(
+        algorithm, env_id="CartPole-v1", network=half_frozen, backend="serial", workers=1, total_steps=300, quiet=True,
+        evaluation_episodes=1, runs_dir=tmp_path, **settings,
+    )  # fmt: skip
+
+    found, _ = load_newest(RunFolder(run.path).checkpoints)
+    names = [name for name in found.parameters if name.endswith("body.0.0.weight")]
+    assert names
+    assert all(torch.equal(found.parameters[name], torch.full((5, 4), 3.0)) for name in names)
+
+
+def after_norm(shape: tuple[int, ...]) -> nn.Module:
+    return nn.Sequential(nn.LayerNorm(shape[0]), nn.Linear(shape[0], 8), nn.LayerNorm(8), nn.Tanh())
+
+
+def test_a_body_that_begins_with_a_norm_computes_in_bfloat16_too() -> None:
+    """Its norms take numbers of both kinds."""
+    network = asyncrl.a3c.A3C.make_network(asyncrl.a3c.A3C.Config(network=f"{HERE}:after_norm"), SPACES)
+    exact = network.policy_at(torch.ones(3, 4))[0].logits
+
+    compute_in(network, "bfloat16")
+
+    torch.testing.assert_close(network.policy_at(torch.ones(3, 4))[0].logits, exact, rtol=0.02, atol=0.02)
 
 
 def with_dropout(shape: tuple[int, ...]) -> nn.Module:
@@ -115,10 +178,13 @@ def half_and_half(config: Any, worker: int) -> EpsilonGreedy:
 
 
 def test_widths_are_refused_for_layers_of_ones_own() -> None:
-    """Rather than ignored; a dueling network has layers of ours beside it."""
+    """Rather than ignored; a dueling network has layers of ours behind it, as have policy and critics of SAC."""
     with pytest.raises(UsageError, match=r"--hidden-sizes is not for --network .*threes"):
         asyncrl.a3c.A3C.make_network(asyncrl.a3c.A3C.Config(network=f"{HERE}:threes", hidden_sizes=(64,)), SPACES)
 
+    for name in ("sac", "apex_dpg"):
+        words = ["--env-id", "Pendulum-v1", "--preset", "paper", "--network", f"{HERE}:threes"]
+        assert configure(f"asyncrl.{name}", words).config.hidden_sizes
     settings = {"network": f"{HERE}:threes", "hidden_sizes": (64,), "dueling": True}
     assert asyncrl.n_step_q.NStepQ.make_network(asyncrl.n_step_q.NStepQ.Config(**settings), SPACES) is not None
 

@@ -373,16 +373,22 @@ def test_a_restored_store_goes_on_as_if_nothing_had_happened() -> None:
     assert stores[1].counts() == Counts(4, 5, 6, 7)
 
 
-def test_a_replaced_host_corrects_adams_bias_by_all_updates_that_its_statistics_have_seen() -> None:
+@pytest.mark.parametrize("writers", [(0, 0, 1), (LEARNER, LEARNER, LEARNER - 1)])
+def test_a_replaced_host_corrects_adams_bias_by_all_updates_that_its_statistics_have_seen(
+    writers: tuple[int, ...],
+) -> None:
     """It counts its own updates from 0, but the next push moves theta as its predecessor's would have."""
-    stores = [shared_store(torch.zeros(2), UpdateRule("adam"), 2, Clock(2, 10**6), learning_rate=0.1) for _ in range(2)]
-    for worker in (0, 0, 1):
-        push(stores[0], worker, torch.tensor([1.0, -2.0]), 0, 10)
+    stores = [
+        shared_store(torch.zeros(2), UpdateRule("adam"), 2, Clock(2, 10**6, learners=2), learning_rate=0.1)
+        for _ in range(2)
+    ]
+    for writer in writers:
+        push(stores[0], writer, torch.tensor([1.0, -2.0]), 0, 10 if writer >= 0 else 0)
 
     stores[1].restore(stores[0].theta, stores[0].state(), Counts())
     assert stores[1].updates == 0
     for store in stores:
-        push(store, 1, torch.tensor([3.0, 3.0]), 0, 20)
+        push(store, writers[-1], torch.tensor([3.0, 3.0]), 0, 20 if writers[-1] >= 0 else 0)
 
     torch.testing.assert_close(stores[1].theta, stores[0].theta)
     assert stores[1].updates == 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -137,6 +139,27 @@ def test_sarsas_look_ahead_action_is_taken_in_the_next_rollout() -> None:
     assert seen == ([1, 2, 3], [2, 3, 4])
     assert second.actions[:, 0].tolist() == [4, 5, 6]
     assert agent.calls == 7
+
+
+def test_looking_ahead_keeps_the_memory_before_the_choice_and_its_extras() -> None:
+    """The state counts observations, and the extra is what it was: three in each rollout, as without looking ahead."""
+
+    class Remembering(FixedAgent):
+        def initial_state(self, environments: int) -> State:
+            return (torch.zeros(environments),)
+
+        def act(self, observations: Tensor, state: State, steps: int) -> tuple[Tensor, State, Extras]:
+            assert state is not None
+            (seen,) = state
+            return torch.zeros(len(seen), dtype=torch.int64), (seen + 1,), {"seen": seen}
+
+    def told(look_ahead: bool) -> list[tuple[float, list[float]]]:
+        one = Collector(
+            [Counting(10, truncates=False)], Remembering(), COUNTING, 3, 0.5, Clock(1, 10_000), look_ahead, ["seen"]
+        )
+        return [(float(made.state[0]), made.extras["seen"][:, 0].tolist()) for made in itertools.islice(one, 3)]  # type: ignore[index]
+
+    assert told(look_ahead=True) == told(look_ahead=False) == [(0, [0, 1, 2]), (3, [3, 4, 5]), (6, [6, 7, 8])]
 
 
 def test_acting_builds_no_graph_and_leaves_rollouts_that_can_be_learnt_from() -> None:

@@ -82,17 +82,39 @@ def made_up(runs_dir: Path, score: float | None = 1.0, env_ids: Sequence[str] = 
     return file
 
 
+def reported(folder: Path, score: float | None) -> Study:
+    """A race with its report."""
+    file = made_up(folder / "race", score)
+    write_report(file, lambda said: None)
+    return file
+
+
+@pytest.fixture(scope="module")
+def scored(tmp_path_factory: pytest.TempPathFactory) -> Study:
+    """A race to a score of 1, which the tests only read."""
+    return reported(tmp_path_factory.mktemp("scored"), 1.0)
+
+
+@pytest.fixture(scope="module")
+def unscored(tmp_path_factory: pytest.TempPathFactory) -> Study:
+    """The same without a score to reach."""
+    return reported(tmp_path_factory.mktemp("unscored"), None)
+
+
+def text_of(file: Study) -> str:
+    """Its report."""
+    return (file.runs_dir / "report" / "report.md").read_text()
+
+
 def ranked(file: Study) -> list[Result]:
     """The results in the first environment."""
     named = list(zip(names_of(file.cells), measure_all(file), strict=True))
     return rank(named, ENV)
 
 
-def test_the_soonest_median_is_first_and_a_run_that_never_arrived_is_not_left_out(tmp_path: Path) -> None:
+def test_the_soonest_median_is_first_and_a_run_that_never_arrived_is_not_left_out(scored: Study) -> None:
     """Two of A3C's three runs are censored, so its median is only known to be more than what they had."""
-    file = made_up(tmp_path / "race")
-
-    ppo, a3c = ranked(file)
+    ppo, a3c = ranked(scored)
 
     assert (ppo.name, ppo.reached, ppo.seconds.median, ppo.steps.median) == ("PPO", 3, 120.0, 12_000.0)
     assert ppo.core_seconds.median == 240.0
@@ -125,13 +147,9 @@ def test_the_report_has_a_table_all_runs_and_the_pictures(tmp_path: Path) -> Non
     ]  # fmt: skip
 
 
-def test_the_learning_curves_are_written_as_a_table(tmp_path: Path) -> None:
+def test_the_learning_curves_are_written_as_a_table(scored: Study) -> None:
     """PPO with seed 2 has 0.25 after a minute and reaches 1 after two."""
-    file = made_up(tmp_path / "race")
-
-    write_report(file, lambda said: None)
-
-    with open(tmp_path / "race" / "report" / "evaluations.csv", newline="") as lines:
+    with open(scored.runs_dir / "report" / "evaluations.csv", newline="") as lines:
         rows = [row for row in csv.DictReader(lines) if (row["entrant"], row["seed"]) == ("PPO", "2")]
     assert [(row["environment"], row["backend"]) for row in rows] == [("Catch", "local")] * 2
     assert [(row["steps"], row["seconds"], row["score"]) for row in rows] == [
@@ -139,31 +157,27 @@ def test_the_learning_curves_are_written_as_a_table(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_without_a_score_to_reach_the_last_scores_are_compared(tmp_path: Path) -> None:
+def test_without_a_score_to_reach_the_last_scores_are_compared(unscored: Study) -> None:
     """No run is censored: each has its mean of the last three evaluations and its whole time.
 
     PPO's runs end in 1, (0.25 + 1) / 2 and (0.25 + 0.25 + 1) / 3; A3C's in 0.5, 0.25 and 0.25.
     """
-    file = made_up(tmp_path / "race", score=None)
-
-    text = write_report(file, lambda said: None).read_text()
+    text = text_of(unscored)
 
     assert "| minutes | steps | core-minutes | steps per second | best score |" in text
     ppo, a3c = text.index("| PPO | 0.625 (0.5, 0.625, 1) |"), text.index("| A3C | 0.25 (0.25, 0.25, 0.5) |")
     assert ppo < a3c
-    pictures = {path.name for path in (tmp_path / "race" / "report").glob("*.png")}
+    pictures = {path.name for path in (unscored.runs_dir / "report").glob("*.png")}
     assert pictures == {"Catch-curves.png", "Catch-scores.png", "profiles.png"}
 
 
-def test_at_equal_time_the_slower_has_what_it_had_then(tmp_path: Path) -> None:
+def test_at_equal_time_the_slower_has_what_it_had_then(unscored: Study) -> None:
     """PPO's runs end after 1, 2 and 3 minutes, so A3C is also asked what it had after 3.
 
     Its first run has its 1 only in the fourth minute, so all three had 0.25.
     """
-    file = made_up(tmp_path / "race", score=None)
-
-    ppo, a3c = ranked(file)
-    text = write_report(file, lambda said: None).read_text()
+    ppo, a3c = ranked(unscored)
+    text = text_of(unscored)
 
     assert equal_time([ppo, a3c]) == 180.0
     assert ppo.last_scores(180.0) == ppo.last_scores()
@@ -173,11 +187,9 @@ def test_at_equal_time_the_slower_has_what_it_had_then(tmp_path: Path) -> None:
     assert "| A3C | 0.25 (0.25, 0.25, 0.5) | 0.25 (0.25, 0.25, 0.25) | 5.0 (" in text
 
 
-def test_entrants_that_take_equally_long_are_compared_once(tmp_path: Path) -> None:
+def test_entrants_that_take_equally_long_are_compared_once(scored: Study, unscored: Study) -> None:
     """Nor is there an equal time where a score is to be reached."""
-    file = made_up(tmp_path / "race", score=None)
-    a3c = ranked(file)[1]
-    scored = made_up(tmp_path / "scored")
+    a3c = ranked(unscored)[1]
 
     assert equal_time([a3c]) is None
     assert equal_time([]) is None
@@ -237,9 +249,9 @@ def test_one_run_has_no_interval(tmp_path: Path) -> None:
     assert "| PPO | 1 of 1 | 1.0 | 6,000 | 2.0 | 100 | 1 |" in text
 
 
-def test_one_environment_has_no_overview(tmp_path: Path) -> None:
+def test_one_environment_has_no_overview(scored: Study) -> None:
     """Its own table says it all."""
-    assert "All environments" not in write_report(made_up(tmp_path / "r"), lambda said: None).read_text()
+    assert "All environments" not in text_of(scored)
 
 
 def test_runs_under_other_conditions_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -305,23 +317,20 @@ def test_a_short_race_is_told_in_seconds(tmp_path: Path) -> None:
     assert "| A3C | 1 of 3 | > 300.0 (240.0, > 300.0, > 300.0) |" in text
 
 
-def test_all_entrants_are_evaluated_by_one_rule(tmp_path: Path) -> None:
+def test_all_entrants_are_evaluated_by_one_rule(scored: Study, tmp_path: Path) -> None:
     """The rule is a flag of every run and stands in the report; with `own` each method keeps its default."""
     file = made_up(tmp_path / "race")
-    text = write_report(file, lambda said: None).read_text()
 
     words = [file.job(cell).words for cell in file.cells]
     assert all("--evaluation-policy greedy" in " ".join(own) for own in words)
-    assert "means of 10 whole episodes with the best actions." in text
+    assert "means of 10 whole episodes with the best actions." in text_of(scored)
     file.environments[ENV] = replace(file.environments[ENV], evaluation_policy="own")
     assert all("--evaluation-policy" not in file.job(cell).words for cell in file.cells)
 
 
-def test_runs_are_compared_one_by_one(tmp_path: Path) -> None:
+def test_runs_are_compared_one_by_one(scored: Study) -> None:
     """PPO's runs are all sooner than A3C's; the worth of a time is that of the soonest run divided by it."""
-    file = made_up(tmp_path / "race")
-    results = ranked(file)
-    text = write_report(file, lambda said: None).read_text()
+    results, text = ranked(scored), text_of(scored)
 
     merits = {result.name: merits_of(result, results) for result in results}
     assert merits == {"PPO": pytest.approx([1.0, 1 / 2, 1 / 3]), "A3C": pytest.approx([1 / 4, 0, 0])}
@@ -330,11 +339,9 @@ def test_runs_are_compared_one_by_one(tmp_path: Path) -> None:
     assert "| A3C | 3 | 0.08 | 0.92 |  | 0.00 |" in text
 
 
-def test_last_scores_are_normalised_by_the_races_own_runs(tmp_path: Path) -> None:
+def test_last_scores_are_normalised_by_the_races_own_runs(unscored: Study) -> None:
     """The lowest run of the environment is 0 and the highest 1."""
-    file = made_up(tmp_path / "race", score=None)
-    results = ranked(file)
-    text = write_report(file, lambda said: None).read_text()
+    results, text = ranked(unscored), text_of(unscored)
 
     scores = {result.name: result.last_scores().values for result in results}
     lowest, highest = (each(sum(scores.values(), ())) for each in (min, max))

@@ -15,7 +15,6 @@ from asyncrl.commands.sweep import main, make_plan, understand
 from asyncrl.studies.measure import Evaluation, Measurement
 from asyncrl.studies.study import Cell
 from asyncrl.studies.sweep_report import SweepResults, draw_scores, final_score
-from tests.support import run_command
 
 RATES = ("--learning-rates", "4", "log-uniform", "1e-4", "1e-2")
 
@@ -174,16 +173,16 @@ def test_mistakes_are_one_line_before_any_run(
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_sweep_runs_and_goes_on(tmp_path: Path) -> None:
+def test_a_sweep_runs_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Two rates; given again with three, one more run is made."""
     words = ["--env-ids", "Catch", "--total-steps", "500", "--backend", "serial", "--workers", "1"]
-    place = ["--runs-dir", str(tmp_path), "--jobs", "2"]
+    words += ["--evaluation-episodes", "2", "--runs-dir", str(tmp_path), "--learning-rates", "1e-3", "1e-2"]
 
-    first = run_command(*words, *place, "--learning-rates", "1e-3", "1e-2", algorithm="sweep", timeout=400)
-    second = run_command(*words, *place, "--learning-rates", "1e-3", "1e-2", "1e-1", algorithm="sweep", timeout=400)
+    assert main(words) == 0
+    assert "2 runs, 0 of them already finished" in capsys.readouterr().out
+    assert main([*words, "1e-1"]) == 0
+    assert "3 runs, 2 of them already finished" in capsys.readouterr().out
 
-    assert (first.returncode, second.returncode) == (0, 0)
-    assert "2 runs, 0 of them already finished" in first.stdout
-    assert "3 runs, 2 of them already finished" in second.stdout
     with open(tmp_path / "report" / "table.csv", newline="") as file:
-        assert {row["learning_rate"] for row in csv.DictReader(file)} == {"1e-3", "1e-2", "1e-1"}
+        found = {(row["learning_rate"], row["state"]) for row in csv.DictReader(file)}
+    assert found == {(rate, "finished") for rate in ("1e-3", "1e-2", "1e-1")}

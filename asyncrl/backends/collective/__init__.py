@@ -19,14 +19,7 @@ from multiprocessing.process import BaseProcess
 from typing import cast
 
 from asyncrl.algorithm import GRADIENT, IN_STEP
-from asyncrl.backends.collective.board import (
-    JOIN_SECONDS,
-    POLL_SECONDS,
-    Board,
-    RanksLost,
-    board_of,
-    disagreement,
-)
+from asyncrl.backends.collective.board import JOIN_SECONDS, POLL_SECONDS, Board, RanksLost, board_of, disagreement
 from asyncrl.backends.collective.exchanges import LOOK_SECONDS, Exchanges, Interrupted
 from asyncrl.backends.collective.launch import LOOPBACK, Launch
 from asyncrl.backends.collective.ranks import beginning_of, connect, rank_process, updates

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hmac
 import ipaddress
+import re
 import socket
 import subprocess
 import zlib
@@ -107,6 +108,18 @@ def launched(environment: Mapping[str, str], init_method: str = "") -> Launch | 
     if secret and len(secret) < SHORTEST_SECRET:
         raise UsageError(f"{SECRET} must have at least {SHORTEST_SECRET} characters: try openssl rand -hex 16")
     return Launch(by, rank, size, address, agent, attempt, alone, secret.encode())
+
+
+def ranks_here(environment: Mapping[str, str], ranks: int) -> int:
+    """How many of a run's ranks are on the machine of rank 0, which asks; one if their launcher does not say.
+
+    Without a launcher rank 0 starts all of them.
+    """
+    by = _launcher(environment)
+    if by is None:
+        return ranks
+    said = re.match(r"\d+", environment.get(LAUNCHERS[by][2], ""))  # srun says 2(x3),1 on four machines
+    return int(said[0]) if said else 1
 
 
 def refuse_program(environment: Mapping[str, str], method: str) -> None:

@@ -18,13 +18,7 @@ from torch import Tensor
 from torch.distributed import DistError
 
 from asyncrl.algorithm import GRADIENT, algorithm_of
-from asyncrl.backends.collective.board import (
-    GRACE_SECONDS,
-    Board,
-    RanksLost,
-    board_of,
-    first_line,
-)
+from asyncrl.backends.collective.board import GRACE_SECONDS, Board, RanksLost, board_of, first_line
 from asyncrl.backends.collective.exchanges import Exchanges, Interrupted, in_thread, leave
 from asyncrl.backends.collective.launch import LOOPBACK, Launch
 from asyncrl.backends.handles import clock_of, rollout_shape
@@ -44,6 +38,7 @@ from asyncrl.runtime.roles import Role, build_learner, build_worker
 from asyncrl.runtime.run import Handles, Run, RunSpec
 from asyncrl.runtime.seeding import seed_libraries
 from asyncrl.storage.files import plain
+from asyncrl.storage.records import Passed
 from asyncrl.storage.run_folder import RunFolder
 
 Beginning = Mapping[str, Any]
@@ -123,25 +118,6 @@ def updates(run: Run, roles: Sequence[Role], exchanges: Exchanges, signals: Sign
         yield
 
 
-class Mailbox:
-    """A record writer that sends rows to rank 0, which has the run's folder; without a board it discards them."""
-
-    missing = 0
-
-    def __init__(self, board: Board | None) -> None:
-        self._board = board
-        self._sent = 0
-
-    def write(self, row: Mapping[str, Any]) -> None:
-        """Send one row."""
-        if self._board is not None:
-            self._board.put(f"rows/{self._board.rank}/{self._sent}", plain(row))
-            self._sent += 1
-
-    def close(self) -> None:
-        """Nothing is held."""
-
-
 def rank_process(spec: RunSpec, port: int, secret: bytes, rank: int) -> None:
     """The process of a rank that rank 0 has started. It ignores signals: rank 0 decides when to stop."""
     size = spec.config.workers
@@ -211,10 +187,12 @@ def _work(run: Run, board: Board, exchanges: Exchanges, signals: Signals) -> int
     clock, agreement = run.handles.clock, run.handles.agreement
     assert agreement is not None
     seed_libraries(run.spec.config.seed, *run.spec.stream(board.rank))
+    rows = Passed(lambda number, row: board.put(f"rows/{board.rank}/{number}", plain(row)))  # rank 0 has the folder
     with contextlib.ExitStack() as stack:
-        roles = [stack.enter_context(closing(build_worker(run, board.rank, make_writer=lambda _: Mailbox(board))))]
+        roles = [stack.enter_context(closing(build_worker(run, board.rank, make_writer=lambda _: rows)))]
         if run.spec.config.reduce == "gradients":  # its learner's rows would only repeat rank 0's
-            roles.append(stack.enter_context(closing(build_learner(run, make_writer=lambda _: Mailbox(None)))))
+            unread = Passed(lambda *_: None)
+            roles.append(stack.enter_context(closing(build_learner(run, make_writer=lambda _: unread))))
         board.put(f"ready/{board.rank}", True)
         board.wait_for("go")
         for worker in range(board.size):

@@ -16,14 +16,15 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import ray
 
-from asyncrl.backends.ray import servers
 from asyncrl.backends.ray.actors import CALL_SECONDS, Place, Poller, RayWire, in_words, living_nodes, placed
 from asyncrl.backends.ray.host import Host
 from asyncrl.backends.ray.member import Beginning
 from asyncrl.backends.ray.reports import LEFT, Seen
-from asyncrl.backends.ray.servers import Learner, Servers, Shards
+from asyncrl.backends.ray.servers import Learner, Servers, Shards, start_memories
+from asyncrl.backends.supervisor import READY_SECONDS
 from asyncrl.parameters.mirror import Mirror
 from asyncrl.runtime.clock import BUILDING, ENDED, FINISH, GO_ON, LEAVE, READY, RUNNING
 from asyncrl.runtime.link import State
@@ -101,7 +102,7 @@ class Driver:
         self._poller = Poller(spec.config.hang_seconds, self._say)
         self._watch = self._poller.watch
         self._nodes = living_nodes()
-        self._memories = servers.start_memories(run, self._tell, self._nodes)
+        self._memories = start_memories(run, self._tell, self._nodes)
         self._learner: Learner | None = None
         if spec.learns_on_hosts:
             self._servers: Servers = Shards(run, self._tell)
@@ -122,27 +123,22 @@ class Driver:
             self._tell("failed", reason, None)
             return
         self._servers.start(self._nodes)
-        servers.begin([*self._memories, *self._servers.places])
+        for place in (*self._memories, *self._servers.places):
+            place.fill(READY_SECONDS)
         self._began = self._inhabited = time.monotonic()  # they may have taken minutes on a busy machine
         room = len(self._places)
         if self._spec.config.hosts == "auto":
             self._wanted = min(len(self._nodes), room)
         self._say(f"{len(self._nodes)} machines in the cluster, {self._wanted} hosts wanted, room for {room}")
         while not self._over():
-            self._list_nodes()
+            if time.monotonic() - self._listed >= NODES_SECONDS:
+                self._listed, self._nodes = time.monotonic(), living_nodes()
             self._fill_places()
             self._poll()
             self._tell_ready()
         self._end()
 
     # -------------------------------------------------------------------------------------------------------- hosts
-
-    def _list_nodes(self) -> None:
-        now = time.monotonic()
-        if now - self._listed < NODES_SECONDS:
-            return
-        self._listed = now
-        self._nodes = living_nodes()
 
     def _fill_places(self) -> None:
         """Start a host on each machine without one, while there are empty places."""
@@ -160,8 +156,12 @@ class Driver:
     def _fill(self, place: HostPlace, node: dict[str, Any]) -> None:
         known, state = self._servers, {name: tensor.numpy() for name, tensor in self._store.state().items()}
         # The statistics are of one host: Adam corrects them by what that one, or one like it, has made.
-        made = state["worker_updates"].reshape(-1, self._spec.config.workers)
-        state["worker_updates"] = made[made.sum(1).argmax()]
+        hosts = len(self._places)
+        workers, learners = np.split(state["writer_updates"], [hosts * self._spec.config.workers])
+        if len(learners) % hosts:  # hosts have none, and a store has a row for one all the same
+            learners = np.zeros(hosts, np.int64)
+        made = np.concatenate([workers.reshape(hosts, -1), learners.reshape(hosts, -1)], axis=1)
+        state["writer_updates"] = made[made.sum(1).argmax()]
         begin = Beginning(
             self._spec, place.number, place.incarnation + 1, known.steps, self._clock.seconds, known.moments,
             cast(State, state), known.updates,

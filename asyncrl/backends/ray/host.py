@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import re
 import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -36,6 +35,7 @@ from asyncrl.runtime.run import Handles, Run
 from asyncrl.runtime.threads import enforce_one_thread
 from asyncrl.storage.records import RecordReader
 from asyncrl.storage.run_folder import RunFolder
+from asyncrl.storage.temporary import temporary_folder
 
 TEND_SECONDS = 0.1
 INCARNATIONS = 1000
@@ -69,7 +69,7 @@ class Host(Member):
         spec = beginning.spec
         one = on_one_host(spec)
         config = one.config
-        self._scratch = Path(tempfile.mkdtemp(prefix="asyncrl-"))
+        self._scratch = Path(temporary_folder())
         self._spec = replace(
             one,
             folder=RunFolder(self._scratch),

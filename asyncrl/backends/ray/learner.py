@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -28,7 +27,7 @@ from asyncrl.backends.outcome import Outcome, failed
 from asyncrl.backends.processes import follow
 from asyncrl.backends.ray.arrivals import Arrivals, Delivery, Rollouts
 from asyncrl.backends.ray.memory import RemoteReplay
-from asyncrl.backends.ray.reports import KINDS, LEFT, Journal, Seen, Statistics, Told
+from asyncrl.backends.ray.reports import KINDS, LEFT, Journal, Seen, Statistics
 from asyncrl.core.devices import CPU, require_device
 from asyncrl.core.errors import UsageError
 from asyncrl.core.moments import merge
@@ -36,15 +35,16 @@ from asyncrl.experience.batches import Batches
 from asyncrl.experience.replay import Replay
 from asyncrl.parameters.shards import Ledger
 from asyncrl.parameters.shared import SharedStore
-from asyncrl.runtime.clock import FINISH, GO_ON, LEAVE, Watch
+from asyncrl.runtime.clock import BUILDING, FINISH, GO_ON, LEAVE, Watch
 from asyncrl.runtime.hosts import on_one_machine
 from asyncrl.runtime.link import Answer, Call, Callee, Empty, Server, State, Wire
 from asyncrl.runtime.normalize import make_normalizer
 from asyncrl.runtime.protocols import LEARNER, Counts, name_of
 from asyncrl.runtime.roles import build_learner
 from asyncrl.runtime.run import Handles, Run, RunSpec
-from asyncrl.runtime.threads import compute_with
+from asyncrl.storage.records import Passed
 from asyncrl.storage.run_folder import RunFolder
+from asyncrl.storage.temporary import temporary_folder
 
 ENDLESS = 2**62
 """T at which the learner would end by itself. It ends when it is told to, after the last rollout of the last host."""
@@ -63,7 +63,7 @@ class LearnerHost(Server):
         super().__init__()
         config = spec.config
         self._hosts, self._workers = config.all_workers // config.workers, config.workers
-        self._scratch = Path(tempfile.mkdtemp(prefix="asyncrl-"))
+        self._scratch = Path(temporary_folder())
         self._spec = replace(on_one_machine(spec, config.all_workers), folder=RunFolder(self._scratch))
         self._samples = spec.method.experience == MEMORY
         self._replay_hosts = spec.replay_hosts
@@ -79,11 +79,6 @@ class LearnerHost(Server):
     def connect(self, memories: Wire) -> None:
         """Called before `begin` if there are replay hosts: these are on its wire."""
         self._memories = memories
-
-    @property
-    def empty(self) -> bool:
-        """Whether it waits to be filled."""
-        return self._handles is None
 
     def fill(self, epoch: int, state: State) -> None:
         """Take over a state, see `filling`, and begin to learn."""
@@ -101,6 +96,8 @@ class LearnerHost(Server):
         self._callee = Callee(self._hosts, epoch)
         self._experience = self._make_experience(handles, epoch)
         self._count(handles)
+        self._watch.look()  # nobody has looked so far, but it was not suspended
+        handles.clock.enter(LEARNER, BUILDING)  # the time in which it must be ready begins
         self._handles = replace(handles, experience=self._experience)
         self._thread = threading.Thread(target=self._learn, daemon=True, name=name_of(LEARNER))
         self._thread.start()
@@ -201,8 +198,10 @@ class LearnerHost(Server):
         run = Run(self._spec, handles)
         try:
             require_device(getattr(self._spec.config, "learner_device", CPU))
-            compute_with(getattr(self._spec.config, "learner_threads", 1))
-            role = build_learner(run, make_writer=lambda file: Told(self._journal, file.name))
+            torch.set_num_threads(getattr(self._spec.config, "learner_threads", 1))
+            file = self._spec.folder.learner_file(name).name
+            rows = Passed(lambda _, row: self._journal.tell("row", file, dict(row)))
+            role = build_learner(run, make_writer=lambda _: rows)
             with contextlib.closing(role):
                 follow(role, handles.clock, LEARNER)
             self._outcome = LEFT

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from asyncrl.algorithm import MEMORY
 from asyncrl.backends.handles import clock_of, experience_of, rollout_shape, shared
@@ -100,27 +100,24 @@ class Member:
 
 
 def build(beginning: Beginning, spec: RunSpec) -> Handles:
-    """What the workers of one host share, theta still missing. `spec` describes the run of this host alone."""
-    size = sum(int(torch.Size(shape).numel()) for _, shape in spec.layout)
-    shards = beginning.spec.config.parameter_shards if beginning.spec.pushes_every_update else 0
-    handles = _share(spec, torch.zeros(size), shards)
-    handles.clock.rebase(beginning.steps, beginning.seconds)
-    handles.moments.lay_down(beginning.moments)
-    state = {name: torch.from_numpy(np.array(array)) for name, array in beginning.state.items()}
-    handles.store.restore(torch.zeros(size), state, Counts())
-    return handles
-
-
-def _share(spec: RunSpec, theta: Tensor, shards: int) -> Handles:
-    """`shards`: those that apply this host's gradients; 0: it does so itself.
+    """What the workers of one host share, theta still missing. `spec` describes the run of this host alone.
 
     If a learner is elsewhere, the store is a copy of its theta, and the experience has the rollouts on their way to it.
     """
+    config, theta = spec.config, torch.zeros(sum(math.prod(shape) for _, shape in spec.layout))
     if spec.learns_on_hosts:
-        return shared(spec, theta, shards=shards)
-    clock, moments = clock_of(spec), RunMoments(spec.config.workers, spec.moments_size)
-    store = Mirror(theta, spec.config.descent, spec.config.workers, clock)
-    if spec.method.experience != MEMORY:
-        return Handles(store, clock, moments, experience_of(spec, clock, moments))
-    queue = Batches(rollout_shape(spec), spec.config.workers, clock, in_step=False, capacity=ON_THE_WAY)
-    return Handles(store, clock, moments, queue)
+        shards = beginning.spec.config.parameter_shards if beginning.spec.pushes_every_update else 0
+        handles = shared(spec, theta, shards=shards)
+    else:
+        clock, moments = clock_of(spec), RunMoments(config.workers, spec.moments_size)
+        on_their_way = (
+            Batches(rollout_shape(spec), config.workers, clock, in_step=False, capacity=ON_THE_WAY)
+            if spec.method.experience == MEMORY
+            else experience_of(spec, clock, moments)
+        )
+        handles = Handles(Mirror(theta, config.descent, config.workers, clock), clock, moments, on_their_way)
+    handles.clock.rebase(beginning.steps, beginning.seconds)
+    handles.moments.lay_down(beginning.moments)
+    state = {name: torch.from_numpy(np.array(array)) for name, array in beginning.state.items()}
+    handles.store.restore(theta, state, Counts())
+    return handles

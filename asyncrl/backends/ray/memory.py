@@ -93,11 +93,6 @@ class ReplayHost(Server):
         self._clock = Clock(1, 0)
         self._learner = Callee(1)
 
-    @property
-    def empty(self) -> bool:
-        """Whether it waits to begin."""
-        return self._arrivals is None
-
     def fill(self, epoch: int, state: State) -> None:
         """Begin with an empty memory: nothing of `state` is needed."""
         spec, workers = self._spec, self._spec.config.workers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,7 +35,7 @@ class Seen:
     """Number of news since the beginning, to be passed to the next look."""
     phases: list[int]
     silence: list[float]
-    """Seconds since each worker last counted a step, or the learner made an update."""
+    """Seconds since each worker last counted a step, or the learner was filled or made an update."""
     outcome: Outcome | None = None
     """Why it cannot go on, or LEFT."""
     version: int = 0
@@ -70,22 +70,6 @@ class Journal:
             self._news = self._news[max(0, told - self._told) :]
             self._told = max(self._told, told)
             return list(self._news), self._told + len(self._news)
-
-
-class Told:
-    """Rows that go into a journal instead of a file."""
-
-    missing = 0
-
-    def __init__(self, journal: Journal, file: str) -> None:
-        self._journal, self._file = journal, file
-
-    def write(self, row: Mapping[str, Any]) -> None:
-        """Report one row."""
-        self._journal.tell("row", self._file, dict(row))
-
-    def close(self) -> None:
-        """Does nothing."""
 
 
 class Statistics:

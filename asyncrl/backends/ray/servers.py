@@ -20,12 +20,12 @@ from asyncrl.backends.ray.actors import CALL_SECONDS, Place, RayWire, placed
 from asyncrl.backends.ray.learner import LearnerHost, filling
 from asyncrl.backends.ray.memory import ReplayHost
 from asyncrl.backends.ray.reports import KINDS, LEFT, Seen, Tell
-from asyncrl.backends.supervisor import READY_SECONDS
+from asyncrl.backends.supervisor import TROUBLES, tolerated
 from asyncrl.core.devices import CPU
 from asyncrl.core.moments import merge
 from asyncrl.parameters.mirror import Mirror
 from asyncrl.parameters.shards import Account, Ledger, Shard, beginning, slices
-from asyncrl.runtime.clock import RUNNING, Watch
+from asyncrl.runtime.clock import BUILDING, RUNNING, Watch
 from asyncrl.runtime.link import Empty, State
 from asyncrl.runtime.protocols import LEARNER, Counts, in_theta
 from asyncrl.runtime.run import Run
@@ -340,7 +340,7 @@ class Learner(ServerPlace, Servers):
         return self.actor.look.remote(self.told, *self._orders())
 
     def take(self, answer: Any) -> None:
-        """Note how it is; if it makes no progress it is killed, so that Ray starts another."""
+        """Note how it is; if it is not ready in time, or makes no progress, it is killed: Ray starts another."""
         seen = cast(Seen, answer)
         super().take(seen.state)
         self._hear(self, seen)
@@ -350,9 +350,9 @@ class Learner(ServerPlace, Servers):
         if seen.outcome is not None and not self.left:
             self.gone = True
             self._tell("failed", seen.outcome.reason, seen.outcome.traceback)
-        hang = self._spec.config.hang_seconds
-        if phase == RUNNING and hang and silence > hang and not self.trouble:
-            self.hang(f"made no progress for {hang:g} seconds")
+        limit = tolerated(phase, self._spec.config.hang_seconds)
+        if phase in (BUILDING, RUNNING) and silence > limit and not self.trouble:
+            self.hang(TROUBLES[phase].format(limit))
 
     def _counts(self) -> Counts:
         """What became of the updates until the newest known copy of the learner's theta, with those that were lost."""
@@ -367,9 +367,3 @@ class Learner(ServerPlace, Servers):
     def _updates(self, of_workers: NDArray[np.int64]) -> NDArray[np.int64]:
         own = np.array(self._counts(), np.int64) - np.array(self._before, np.int64)
         return np.concatenate([of_workers, own[None]])
-
-
-def begin(places: Sequence[ServerPlace]) -> None:
-    """Fill servers at the beginning, once they have started. Raises Ray's errors."""
-    for place in places:
-        place.fill(READY_SECONDS)

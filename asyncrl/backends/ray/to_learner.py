@@ -109,9 +109,8 @@ class ToLearner(Exchange):
     def _pack(self) -> list[Any]:
         rollouts = []
         for worker, sequence in self._unsent():
-            block = self._rings[worker].block(sequence)
-            assert block is not None  # nobody overwrites what has not been released
             mark = FIRST if sequence in self.host.firsts[worker] else 0
+            block = self._rings[worker].block(sequence)  # nobody overwrites what has not been released
             rollouts.append((worker, copied(self._shape, block, mark).numpy()))
             self._sent[worker] = sequence + 1
         return rollouts
