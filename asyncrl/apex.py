@@ -44,6 +44,7 @@ class ApeX(ActionValueMethod):
         """Ape-X: one learner samples from one memory by priority (Horgan et al. 2018)."""
 
         exploration: str = "ladder"
+        """How exploration differs: ladder (its own), drawn (final epsilons), boltzmann, equal, or module:factory."""
         double_q: bool = True
         """Let theta choose the action that theta^- values (van Hasselt et al. 2016)."""
         dueling: bool = True

@@ -27,7 +27,8 @@ from torch import Tensor
 
 from asyncrl.action_value import ActionValueMethod, taken
 from asyncrl.algorithm import MEMORY
-from asyncrl.config.groups import StabilitySettings, limited
+from asyncrl.config.groups import limited
+from asyncrl.config.replay import StabilitySettings
 from asyncrl.config.value import ValueReplayConfig
 from asyncrl.core.errors import UsageError
 from asyncrl.core.losses import Metrics, clipped_error

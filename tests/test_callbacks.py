@@ -157,6 +157,28 @@ def test_a_callback_that_breaks_ends_the_run_in_order_and_is_named(tmp_path: Pat
     assert diary.threads == {"MainThread", "asyncrl-training"}
 
 
+class Waiting(asyncrl.Callback):
+    """Stops the run that it follows as the program would."""
+
+    training: asyncrl.Training | None = None
+
+    def on_evaluation(self, run: asyncrl.Running, evaluation: asyncrl.Evaluation) -> None:
+        if self.training is not None:
+            self.training.stop()
+
+
+@pytest.mark.timeout(60)
+def test_a_callback_cannot_wait_for_its_own_run(tmp_path: Path) -> None:
+    """It would wait for ever. The run ends, and one line says how else to stop it."""
+    callback = Waiting()
+    callback.training = asyncrl.training("a3c", **ENDLESS, runs_dir=tmp_path, run_name="a", callback=callback)
+
+    with pytest.raises(asyncrl.UsageError, match=r"cannot wait for its own run: use run\.stop\(\), or return False"):
+        callback.training.run  # noqa: B018
+
+    assert status_of(tmp_path / "a3c" / "Catch" / "a")["state"] == "stopped"
+
+
 def test_a_failed_run_is_told_to_callbacks_and_raised(tmp_path: Path) -> None:
     """Here it breaks in its third step, after it has begun."""
     diary = Diary()

@@ -259,7 +259,9 @@ def test_an_algorithm_is_named_by_its_module_or_by_its_class(tmp_path: Path, mon
     monkeypatch.syspath_prepend(tmp_path)
     importlib.invalidate_caches()
 
-    with pytest.raises(UsageError, match=r"several algorithms: two_of_mine:First, two_of_mine:Second, two_of_mine:Third$"):
+    with pytest.raises(
+        UsageError, match=r"several algorithms: two_of_mine:First, two_of_mine:Second, two_of_mine:Third$"
+    ):
         load("two_of_mine")
     known = "'gradient', 'in step', 'queue', 'replay'"
     with pytest.raises(UsageError, match=f"experience must be one of {known}, not 'nowhere'"):

@@ -18,6 +18,7 @@ from asyncrl.api.runs import Run, random_numbers_kept, run_of
 from asyncrl.api.training import carry_out
 from asyncrl.backends.outcome import Signals
 from asyncrl.config.run_config import RunConfig
+from asyncrl.core.errors import UsageError
 from asyncrl.runtime.evaluator import Evaluation
 from asyncrl.runtime.monitor import Listener, Summary
 from asyncrl.runtime.threads import one_thread
@@ -63,7 +64,7 @@ class Training(Iterator[Evaluation]):
         self._thread = _Thread(request, speaks, callback)
         with random_numbers_kept():  # a run uses torch's global generator only until its workers are running
             self._thread.start()
-            with self._stopping_on_interrupt():
+            with self._waiting():
                 self._thread.at_work.wait()
         if self._thread.ended.done():
             self._thread.ended.result()
@@ -76,7 +77,7 @@ class Training(Iterator[Evaluation]):
     @property
     def run(self) -> Run:
         """Wait for the end of the run, and return it. Raises RunFailed if it broke."""
-        with self._stopping_on_interrupt():
+        with self._waiting():
             return self._thread.ended.result()
 
     def stop(self) -> Run:
@@ -85,7 +86,7 @@ class Training(Iterator[Evaluation]):
         return self.run
 
     def __next__(self) -> Evaluation:
-        with self._stopping_on_interrupt():
+        with self._waiting():
             evaluation = self._thread.evaluations.get()
         if evaluation is None:
             self._thread.evaluations.put(None)  # for the next call
@@ -108,8 +109,10 @@ class Training(Iterator[Evaluation]):
             self._thread.end()
 
     @contextlib.contextmanager
-    def _stopping_on_interrupt(self) -> Iterator[None]:
-        """Stop the run on a Ctrl-C while the program waits for it."""
+    def _waiting(self) -> Iterator[None]:
+        """Stop the run on a Ctrl-C while the program waits for it. Raises UsageError in the run's own thread."""
+        if threading.current_thread() is self._thread:
+            raise UsageError("a callback cannot wait for its own run: use run.stop(), or return False")
         try:
             yield
         except KeyboardInterrupt:
@@ -159,9 +162,10 @@ class _Thread(threading.Thread):
             atexit.unregister(self.end)
 
     def end(self) -> None:
-        """Stop the run in order, and wait until it has ended."""
+        """Stop the run in order, and wait until it has ended, except in this thread itself."""
         self._signals.ask()
-        self.join()
+        if threading.current_thread() is not self:
+            self.join()
 
     def _keep(self, summary: Summary) -> None:
         self.progress = summary

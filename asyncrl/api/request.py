@@ -119,10 +119,7 @@ class Request:
 
 
 def draft(cls: type[RunConfig], settings: dict[str, Any]) -> RunConfig:
-    """The settings before the preset is known, which replaces some defaults: only what an environment needs is checked.
-
-    Raises UsageError.
-    """
+    """Settings before the preset, which replaces defaults: what an environment needs is checked. Raises UsageError."""
     config = object.__new__(cls)
     for one in fields(cls):
         default = one.default if one.default_factory is MISSING else one.default_factory()

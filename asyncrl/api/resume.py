@@ -85,11 +85,22 @@ def differences(stored: RunConfig, config: RunConfig) -> list[str]:
     return [f"changed on resume: {flag(name)} {before[name]} -> {after[name]}" for name in names]
 
 
+def _refuse_links(run: RunFolder) -> None:
+    """Raise UsageError if somebody else's run would write into folders that are no part of it."""
+    for folder in (run.checkpoints, run.tensorboard):
+        if folder.is_symlink() and not read_stored(run.config_file).is_own:
+            raise UsageError(
+                f"{run.path} was created by somebody else or on another machine, and its {folder.name} is a link to "
+                f"{os.readlink(folder)}: replace the link by a copy"
+            )
+
+
 def load_for_resume(algorithm: str, config: RunConfig, layout: Layout) -> Checkpoint:
     """The newest valid checkpoint of the run to resume. Raises UsageError if there is none that fits."""
     try:
-        folder = RunFolder.open(Path(config.resume)).checkpoints
-        checkpoint, skipped = checkpoints.load_newest(folder, set_aside=True)
+        run = RunFolder.open(Path(config.resume))
+        _refuse_links(run)
+        checkpoint, skipped = checkpoints.load_newest(run.checkpoints, set_aside=True)
     except BadCheckpoint as error:
         raise UsageError(f"nothing to resume in {config.resume}: {error}") from None
     for line in skipped:

@@ -58,12 +58,12 @@ class Rows(list[RowT]):
 
 @dataclass(frozen=True)
 class Run:
-    """A run that has ended."""
+    """A run and its records."""
 
     path: Path
     """The run's folder."""
     state: str
-    """finished or stopped."""
+    """finished or stopped; of a run that was opened also starting, running, failed or died."""
     reason: str
     """Why it ended."""
     best_score: float | None
@@ -76,7 +76,7 @@ class Run:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Run:
-        """The run in a folder, once it has ended. Raises UsageError."""
+        """The run in a folder, whatever its state. Raises UsageError for a folder without a run or its status.json."""
         folder = RunFolder.open(Path(path))
         status = read_status(folder.path)
         try:

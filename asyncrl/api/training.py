@@ -30,7 +30,7 @@ from asyncrl.runtime.plan import Plan
 from asyncrl.runtime.run import Run, RunSpec, initial_parameters
 from asyncrl.storage import checkpoints
 from asyncrl.storage.files import write_json
-from asyncrl.storage.holding import FolderLost, Hold
+from asyncrl.storage.holding import Hold
 from asyncrl.storage.run_folder import RunExists, RunFolder, default_name, host_facts, run_path
 from asyncrl.storage.stored import write_stored
 
@@ -188,9 +188,9 @@ def conclude(outcome: Outcome, monitor: Monitor) -> Outcome:
                 raise ValueError("the learner is gone, and theta contains half of its last update")
         finally:
             monitor.end()
-    except (OSError, ValueError, FolderLost) as error:
+    except Exception as error:  # among others there may be no memory for a last copy, of which torch tells its own way
         if outcome.state != "failed":
-            outcome = failed(f"could not save the end of the run: {error}")
+            outcome = failed(f"could not save the end of the run: {str(error) or type(error).__name__}")
     monitor.write_last_status(outcome.state, outcome.reason, outcome.exit_code, outcome.traceback)
     return outcome
 

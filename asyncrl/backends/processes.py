@@ -32,7 +32,7 @@ from asyncrl.runtime.run import Run
 from asyncrl.runtime.seeding import seed_libraries
 from asyncrl.runtime.threads import enforce_one_thread, keep_freed_memory
 from asyncrl.storage.checkpoints import NotSaved
-from asyncrl.storage.files import disk_is_full
+from asyncrl.storage.files import disk_is_full, unlinked
 from asyncrl.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -208,11 +208,13 @@ def _main(child: Child, token: str, target: Callable[..., None], given: Sequence
     begin(token)
     keep_freed_memory()
     try:
-        with child.explaining():
-            stack = open(child.folder.stack_file(child.name), "ab")  # noqa: SIM115  (until the process ends)
+        with contextlib.suppress(OSError):  # without a stack the process can do its work all the same
+            file = child.folder.stack_file(child.name)
+            stack = open(file, "ab", opener=unlinked)  # noqa: SIM115  (until the process ends)
             faulthandler.enable(stack)
             if hasattr(faulthandler, "register"):
                 faulthandler.register(DUMP_SIGNAL, stack)
+        with child.explaining():
             target(*given)
     except BaseException:
         os._exit(1)
@@ -379,9 +381,10 @@ def end_all(processes: Sequence[BaseProcess], signals: Signals, folder: RunFolde
             break
         wait(running, timeout=POLL_SECONDS)
     end(*processes)
-    for file in folder.path.glob(folder.stack_file("*").name):
-        if size_of(file) == 0:
-            file.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # nothing depends on them
+        for file in folder.path.glob(folder.stack_file("*").name):
+            if size_of(file) == 0:
+                file.unlink(missing_ok=True)
 
 
 def size_of(file: Path) -> int:

@@ -10,7 +10,7 @@ from asyncrl.core.user_code import is_name
 from asyncrl.runtime.protocols import Counts
 from asyncrl.runtime.run import Handles, Layout
 from asyncrl.runtime.snapshots import DROPPED, REPLAY
-from asyncrl.storage.checkpoints import Checkpoint
+from asyncrl.storage.checkpoints import MOST, Checkpoint
 
 
 def restore(handles: Handles, theta: Tensor, checkpoint: Checkpoint, exactly: bool = False) -> None:
@@ -19,20 +19,20 @@ def restore(handles: Handles, theta: Tensor, checkpoint: Checkpoint, exactly: bo
     `exactly`: a serial run goes on where it was, and restores its memory itself. Raises UsageError, naming the setting,
     for a checkpoint that does not fit.
     """
-    lost = int(checkpoint.facts.get("updates_lost", 0))
+    lost = checkpoint.facts.get("updates_lost", 0)
     counts = Counts(checkpoint.updates + lost, *(checkpoint.facts[name] for name in DROPPED))
     handles.store.restore(theta, checkpoint.tensors, counts)
     handles.store.lose(lost)
     handles.moments.restore(checkpoint.tensors)
     memory = {name.removeprefix(REPLAY): own for name, own in checkpoint.tensors.items() if name.startswith(REPLAY)}
-    if not memory and checkpoint.facts.get("exact") and not exactly:
-        from asyncrl.backends.serial import join
+    from asyncrl.experience.replay import Replay
 
-        memory = join(checkpoint.facts["exact"], checkpoint.tensors).get("experience") or {}
-    if memory:
-        from asyncrl.experience.replay import Replay
+    if isinstance(handles.experience, Replay) and handles.experience.plan.kept:
+        if not memory and checkpoint.facts.get("exact") and not exactly:
+            from asyncrl.backends.serial import joined
 
-        if isinstance(handles.experience, Replay) and handles.experience.plan.kept:
+            memory = joined(checkpoint).get("experience") or {}
+        if memory:
             handles.experience.restore(memory, exactly=False)
 
 
@@ -46,9 +46,12 @@ def check_fits(checkpoint: Checkpoint, algorithm: str, env_id: str, optimizer: s
         handed = key == "env_id" and str(facts.get(key)).startswith("__main__:") and is_name(value)
         if facts.get(key) != value and not handed:  # another program may call what it hands over otherwise
             raise UsageError(f"the checkpoint's {key} is {facts.get(key)}, this run's is {value}")
-    for key, kind in {"part": int, **dict.fromkeys(DROPPED, int), "config": dict}.items():
-        if not isinstance(facts.get(key), kind):
-            raise UsageError(f"the checkpoint of step {checkpoint.steps} cannot be used: its manifest lacks {key}")
+    wrong = [] if isinstance(facts.get("config"), dict) else ["config"]
+    counts = {name: facts.get(name) for name in ("part", *DROPPED)} | {"updates_lost": facts.get("updates_lost", 0)}
+    wrong += [name for name, count in counts.items() if type(count) is not int or not 0 <= count < MOST]
+    if wrong:
+        reason = f"{wrong[0]} is missing or invalid in its manifest"
+        raise UsageError(f"the checkpoint of step {checkpoint.steps} cannot be used: {reason}")
     if {name: tuple(tensor.shape) for name, tensor in checkpoint.parameters.items()} != dict(layout):
         raise UsageError("the checkpoint's network has different layers from this run's; use the same network settings")
 

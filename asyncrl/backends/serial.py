@@ -112,15 +112,21 @@ MAY_CHANGE = {
 
 def exact_state(checkpoint: Checkpoint, config: RunConfig) -> dict[str, Any] | None:
     """The state of all workers at the checkpoint; None if it has none, or if the settings have changed."""
-    data = checkpoint.facts.get("exact")
     before, now = checkpoint.facts["config"], plain(to_plain(config))
-    if data is None or any(before.get(name) != now[name] for name in now.keys() - MAY_CHANGE):
+    if checkpoint.facts.get("exact") is None or any(before.get(name) != now[name] for name in now.keys() - MAY_CHANGE):
         return None
+    return joined(checkpoint)
+
+
+def joined(checkpoint: Checkpoint) -> dict[str, Any]:
+    """All that the checkpoint holds of the workers. Raises UsageError if it is damaged."""
+    step = f"the checkpoint of step {checkpoint.steps}"
     try:
-        state: dict[str, Any] = join(data, checkpoint.tensors)
+        return dict(join(checkpoint.facts["exact"], checkpoint.tensors))
     except KeyError as error:
-        raise UsageError(f"the checkpoint of step {checkpoint.steps} cannot be used: it lacks {error}") from None
-    return state
+        raise UsageError(f"{step} cannot be used: it lacks {error}") from None
+    except (TypeError, ValueError, AttributeError, RecursionError):
+        raise UsageError(f"{step} cannot be used: the state of its workers is none") from None
 
 
 _TENSOR = "$tensor"

@@ -16,7 +16,7 @@ from rich.table import Table
 from asyncrl.api.films import Film, Filmed, check_file, frame_rate, magnified, with_pictures
 from asyncrl.api.playing import Result, play_run
 from asyncrl.commands.checkpoint import PlaySettings
-from asyncrl.commands.program import prints_aside, run_with
+from asyncrl.commands.program import each_once, prints_aside, run_with
 from asyncrl.core.errors import UsageError
 from asyncrl.core.output import fitted, print_line
 from asyncrl.core.statistics import Estimate, mean_of
@@ -80,7 +80,7 @@ def evaluate(config: Config) -> int:
 
 def choose(config: Config) -> list[tuple[Path, str]]:
     """The runs and the names of their checkpoints that are to be played. Raises UsageError if there is none."""
-    runs = [run for path in config.runs for run in runs_below(path)]
+    runs = each_once(run for path in config.runs for run in runs_below(path))
     if config.checkpoint != "all":
         return [(run, config.checkpoint) for run in runs]
     found = []
@@ -96,7 +96,10 @@ def choose(config: Config) -> list[tuple[Path, str]]:
 
 def runs_below(path: Path) -> list[Path]:
     """The folder itself if it is a run, else all runs below it. Raises UsageError if there is none."""
-    runs = [path] if (path / "config.json").is_file() else sorted(file.parent for file in path.rglob("config.json"))
+    try:
+        runs = [path] if (path / "config.json").is_file() else sorted(file.parent for file in path.rglob("config.json"))
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
     return runs or [RunFolder.open(path).path]
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from asyncrl.commands.program import run_with
+from asyncrl.commands.program import each_once, run_with
 from asyncrl.core.errors import UsageError, one_line
 from asyncrl.core.output import print_line
 
@@ -49,7 +49,7 @@ def draw(config: Config) -> int:
 
     references = [one for path in config.reference for one in read_references(path, config.x, config.reference_until)]
     try:
-        runs = [RunData(path) for path in config.runs]
+        runs = [RunData(path) for path in each_once(config.runs)]
         curves = [run for run in runs if run.evaluations]
         if not curves:
             raise UsageError("none of these runs has an evaluation yet")
@@ -57,6 +57,8 @@ def draw(config: Config) -> int:
             if not run.evaluations:
                 print_line(f"skipped: {run.path} has no evaluations yet", error=True)
         figure = draw_curves(curves, config.x, config.title, references)
+    except OSError as error:
+        raise UsageError(f"{error.filename} cannot be read: {error.strerror}") from None
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
         raise UsageError(f"the records of these runs cannot be shown: {one_line(error)}") from None
     print_line(save_figure(figure, config.out))

@@ -9,7 +9,8 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 from asyncrl.config.commandline import parse
@@ -20,6 +21,14 @@ from asyncrl.storage.files import disk_trouble
 from asyncrl.storage.run_folder import versions
 
 T = TypeVar("T")
+
+
+def each_once(folders: Iterable[Path]) -> list[Path]:
+    """The folders in their order, without those that are named again."""
+    found: dict[str, Path] = {}
+    for folder in folders:
+        found.setdefault(os.path.realpath(folder), folder)
+    return list(found.values())
 
 
 def version() -> str:

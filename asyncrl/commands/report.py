@@ -9,7 +9,7 @@ from typing import Annotated
 
 import tyro
 
-from asyncrl.commands.program import run_with
+from asyncrl.commands.program import each_once, run_with
 from asyncrl.core.errors import UsageError, one_line
 from asyncrl.core.output import print_line
 
@@ -42,7 +42,9 @@ def report(config: Config) -> int:
     from asyncrl.plots.report import make_page, read_runs
 
     try:
-        page = make_page(read_runs(config.runs), config.title)
+        page = make_page(read_runs(each_once(config.runs)), config.title)
+    except OSError as error:
+        raise UsageError(f"{error.filename} cannot be read: {error.strerror}") from None
     except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, TemplateError) as error:
         raise UsageError(f"the records of these runs cannot be shown: {one_line(error)}") from None
     try:

@@ -73,7 +73,8 @@ def conduct(
         failures = [] if config.report_only else run(study, lock)
         if config.report_only and elsewhere:
             study.add(elsewhere)
-        if not study.cells:
+        there = [cell for cell in study.cells if study.folder(cell).exists()] if config.report_only else study.cells
+        if not there:
             raise UsageError(f"{config.runs_dir} contains no study to report on")
         path = write_report(study)
     for failure in failures:

@@ -46,13 +46,16 @@ from asyncrl.studies.jobs import Job, is_done
 from asyncrl.studies.search import Axis, Search, combine, group_words, import_optuna, make_axis, variants_of
 from asyncrl.studies.study import Cell, Point, Settings, Study, StudyPlan, words_of
 
-TAKEN = ("seed", "runs_dir", "run_name", "resume", "quiet")
+TAKEN = ("seed", "env_id", "runs_dir", "run_name", "resume", "quiet")
 """Settings of runs that the sweep sets itself."""
 
 
 @dataclass(frozen=True)
 class Config(StudyConfig):
-    """Train over lists, grids, random samples or a search of settings. Accepts all flags of the algorithms."""
+    """Train over lists, grids, random samples or a search of settings.
+
+    Accepts all settings of the algorithms, but not --n-envs, --config and --trust.
+    """
 
     runs_dir: Path = Path("runs/sweep")
     """Folder of the runs and of report/."""
@@ -96,13 +99,14 @@ def search(config: Config, axes: Sequence[Axis], words: Sequence[str]) -> int:
     def run(study: Study, lock: int) -> list[str]:
         pairs = [(algorithm, env_id) for algorithm in config.algorithms for env_id in env_ids_of(algorithm, config)]
         slots = slots_for("sweep", config, [job for pair in pairs for job in corners(*pair, axes)])
-        failures = []
+        searches = []
         for algorithm, env_id in pairs:
             whole = [name for name, kind in settings_of(algorithm).items() if kind is int]
             settings = config.trials, config.seeds, config.prune, config.draw_seed
             one = Search(study, command_of("sweep", words), algorithm, env_id, axes, whole, *settings, refused)
-            failures += one.run(slots, lock, print_line)
-        return failures
+            one.optuna()  # refuses another search, before the first run
+            searches.append(one)
+        return [failure for one in searches for failure in one.run(slots, lock, print_line)]
 
     return conduct("sweep", config, run, report)
 
@@ -150,8 +154,12 @@ def understand(words: Sequence[str], program: str) -> tuple[Config, list[Axis]]:
     """The sweep's own settings and the axes. Raises UsageError."""
     if any(word in ("-h", "--help") for word in words):
         parse(Config, words, program)
-    groups = [("--env-ids" if flag == "--env-id" else flag, own) for flag, own in group_words(understood(words))]
+    plain = [(flag.replace("_", "-"), values) for flag, values in group_words(understood(words))]
+    groups = [("--env-ids" if flag == "--env-id" else flag, values) for flag, values in plain]
     own = {"--" + field.name.replace("_", "-") for field in dataclasses.fields(Config)}
+    given = [flag for flag, _ in groups if flag in own]
+    if twice := [flag for flag in given if given.count(flag) > 1]:
+        raise UsageError(f"{twice[0]} is given twice")
     mine = [word for flag, values in groups if flag in own for word in (flag, *values)]
     config = parse(Config, mine, program)
     check_algorithms(config.algorithms)
@@ -159,7 +167,7 @@ def understand(words: Sequence[str], program: str) -> tuple[Config, list[Axis]]:
         raise UsageError("--draw-seed and --trials must not be negative")
     if config.prune and not config.trials:
         raise UsageError("--prune is for a search: give --trials")
-    fields = {name: kind is bool for algorithm in config.algorithms for name, kind in settings_of(algorithm).items()}
+    fields = {name: kind for algorithm in config.algorithms for name, kind in settings_of(algorithm).items()}
     axes = [make_axis(flag, values, fields, config.draw_seed) for flag, values in groups if flag not in own]
     for axis in axes:
         if config.trials and axis.drawn and axis.bounds is None:
@@ -191,9 +199,15 @@ def make_plan(config: Config, axes: Sequence[Axis], words: Sequence[str]) -> Stu
 
 
 def print_jobs(runs_dir: Path, plan: StudyPlan) -> None:
-    """Print the remaining runs as command lines; runs that were begun must be resumed or removed by hand."""
+    """Print the remaining runs as command lines; runs that were begun must be resumed or removed by hand.
+
+    Raises UsageError if one of them would be refused.
+    """
     study = Study(runs_dir, "sweep")
     study.add(plan)
+    for cell in {(cell.series, cell.env_id): cell for cell in plan.cells}.values():
+        if trouble := refused(job := study.job(cell)):
+            raise UsageError(f"{job}: {trouble}")
     for cell in plan.cells:
         job, folder = study.job(cell), study.folder(cell)
         if is_done(job, runs_dir):

@@ -17,8 +17,8 @@ from asyncrl.catalog import command_of
 from asyncrl.commands.program import run_command, version
 from asyncrl.config.commandline import asks_for_help, read_line, show_help, understood, value_of
 from asyncrl.config.files import read_settings
-from asyncrl.config.groups import BACKENDS, RARE
-from asyncrl.config.policy import InStepConfig
+from asyncrl.config.groups import BACKENDS
+from asyncrl.config.in_step import InStepConfig
 from asyncrl.config.run_config import RunConfig
 from asyncrl.core.errors import UsageError
 from asyncrl.core.output import print_line
@@ -30,6 +30,12 @@ from asyncrl.runtime.threads import enforce_one_thread, keep_freed_memory, reque
 if TYPE_CHECKING:
     from asyncrl.backends.collective.board import Board
     from asyncrl.backends.collective.launch import Launch
+
+RARE = (
+    "record_interval_seconds", "checkpoints_kept", "evaluation_cpu_share", "check_replicas", "entropy_schedule",
+    "epsilon_schedule", "full_action_space",
+)  # fmt: skip
+"""Settings that few runs change, which help does not show."""
 
 
 def main(algorithm: str, words: Sequence[str] | None = None) -> int:

@@ -49,11 +49,6 @@ BACKENDS = {
 """Settings that do something on some backends only; help shows them there."""
 HARMLESS = ("check_replicas", "collective_timeout_seconds", "exchange_updates", "init_method", "worker_restarts")
 """Of these, those that may be given on all backends; presets have some."""
-RARE = (
-    "record_interval_seconds", "checkpoints_kept", "evaluation_cpu_share", "check_replicas", "entropy_schedule",
-    "epsilon_schedule", "full_action_space",
-)  # fmt: skip
-"""Settings that few runs change, which help does not show."""
 
 
 def listed(names: Sequence[str], last: str = "and") -> str:
@@ -295,19 +290,6 @@ class LearnerSettings(Settings):
     """Local and ray backends: threads of the learner. Useful if cores are idle while it learns."""
     learner_device: str = "cpu"
     """Device for the learner's losses and gradients: cpu, cuda, cuda:1, ... Parameters are updated in host memory."""
-
-
-@dataclass(frozen=True)
-class StabilitySettings(Settings):
-    """Gorila's rules for dropping and counting gradients, for any Config derived from this class (Nair et al. 2015).
-
-    Gradients dropped by these rules never end a run.
-    """
-
-    max_staleness: int = limited(0, 0)
-    """Drop a gradient if more updates than this by others happened since its parameters were read; 0: never."""
-    max_loss_deviations: float = limited(0.0, 0)
-    """Drop a gradient whose loss is more than this many standard deviations above its worker's mean; 0: never."""
 
 
 @dataclass(frozen=True)

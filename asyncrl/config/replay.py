@@ -59,6 +59,19 @@ class PrioritySettings(Settings):
 
 
 @dataclass(frozen=True)
+class StabilitySettings(Settings):
+    """Gorila's rules for dropping and counting gradients, for any Config derived from this class (Nair et al. 2015).
+
+    Gradients dropped by these rules never end a run.
+    """
+
+    max_staleness: int = limited(0, 0)
+    """Drop a gradient if more updates than this by others happened since its parameters were read; 0: never."""
+    max_loss_deviations: float = limited(0.0, 0)
+    """Drop a gradient whose loss is more than this many standard deviations above its worker's mean; 0: never."""
+
+
+@dataclass(frozen=True)
 class ContinuousReplayConfig(ReplayConfig, PrioritySettings):
     """Settings of SAC and Ape-X DPG."""
 

@@ -26,7 +26,7 @@ from asyncrl.backends.outcome import Signals
 from asyncrl.core.devices import usable_cores
 from asyncrl.core.output import print_line
 from asyncrl.doctor import Finding, advise, judge
-from asyncrl.runtime.threads import left_by_launcher
+from asyncrl.runtime.threads import before_start
 
 TIMEOUT_SECONDS = 60.0
 REPEATS = 30
@@ -37,7 +37,7 @@ SLOW_LINK_SECONDS = 0.005
 
 def greet(board: Board, words: Sequence[str]) -> None:
     """Publish who this rank is, and in which surroundings."""
-    board.greet(words, threads=torch.get_num_threads(), left=left_by_launcher(), cores=usable_cores())
+    board.greet(words, threads=torch.get_num_threads(), left=before_start.get("OMP_NUM_THREADS"), cores=usable_cores())
 
 
 def attend(launch: Launch, words: Sequence[str]) -> int:

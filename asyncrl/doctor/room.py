@@ -41,7 +41,11 @@ _CELL_ROW = 64
 
 def check_room(plan: Plan, parameters: int, place: Path) -> Iterator[Finding]:
     """Whether a run with so many parameters, written below `place`, fits into this machine."""
-    config, experience, learners, ranks = plan.config, experience_bytes(plan), plan.learners, ranks_of(plan)
+    config, experience, learners, ranks = plan.config, experience_bytes(plan), plan.learners, 0
+    if config.backend == "collective":  # each rank has a store of its own
+        from asyncrl.backends.collective.launch import ranks_here
+
+        ranks = ranks_here(os.environ, config.workers)
     workers = ranks or (config.workers if config.backend == "local" else 0)
     also = {0: "", 1: " and a learner"}.get(learners, f" and {learners} learners")
     who = f"{workers} {'ranks' if ranks else 'workers'}{also} need" if workers else "the run needs"
@@ -76,15 +80,6 @@ def check_room(plan: Plan, parameters: int, place: Path) -> Iterator[Finding]:
     files = (place / "checkpoints").rglob("*.*") if config.is_resumed else ()
     there = sum(size_of(file) for file in files if file.is_file())
     yield check_disk(max(0, checkpoint_bytes(plan, parameters, experience) - there), place)
-
-
-def ranks_of(plan: Plan) -> int:
-    """How many ranks of a run are on this machine, each with a store of its own in shared memory; 0 without ranks."""
-    if plan.config.backend != "collective":
-        return 0
-    from asyncrl.backends.collective.launch import ranks_here
-
-    return ranks_here(os.environ, plan.config.workers)
 
 
 def available_memory(root: Path = Path("/")) -> int:

@@ -156,7 +156,8 @@ class GymnasiumEnvironment:
             self.native.reset()  # the wrappers demand one
         native, limit = self.native.unwrapped, _time_limit(self.native)
         assert limit is not None
-        for name, value in state["numbers"].items():
+        for name in state["numbers"].keys() & _CLASSIC_STATE:  # and nothing else that a checkpoint may name
+            value = state["numbers"][name]
             setattr(native, name, np.array(value) if isinstance(value, list) else value)
         native.np_random.bit_generator.state = state["random"]
         limit._elapsed_steps = state["limit"]

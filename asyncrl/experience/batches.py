@@ -9,10 +9,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from asyncrl.core.errors import UsageError
 from asyncrl.core.rollout import Rollout
 from asyncrl.experience import blocks
 from asyncrl.experience.blocks import Ring, RolloutShape, entries_under, ring_bytes
-from asyncrl.runtime.clock import BUILDING, ENDED, Clock, shared_zeros
+from asyncrl.runtime.clock import BUILDING, ENDED, Clock, Watch, shared_zeros
 from asyncrl.runtime.protocols import LEARNER, Batch
 
 PATIENCE_SECONDS = 10.0
@@ -62,7 +63,8 @@ class Batches:
         self._patience = math.inf if in_turns else PATIENCE_SECONDS
         self._awaited = capacity if in_turns else 1
         """Rollouts of each actor that an in-step batch waits for."""
-        self._waiting_since: float | None = None
+        self._waiting: tuple[Watch, float] | None = None
+        """Since when a batch has been waited for."""
         self._given_up: set[int] = set()
         """Actors that were too late; batches do not wait for them until they put another rollout."""
 
@@ -82,7 +84,7 @@ class Batches:
         ready = [ring.ready() for ring in self.rings]
         if not any(ready) or (self._in_step and self._must_wait(ready)):
             return None
-        self._waiting_since = None
+        self._waiting = None
         taken = self._choose(ready)
         unread = [ring.read(i) for ring, count in taken for i in range(count)]
         places = self._observation_memory(len(unread))
@@ -132,10 +134,10 @@ class Batches:
         self._given_up &= missing
         if missing <= self._given_up or self._clock.finished():
             return False
-        now = time.monotonic()
-        if self._waiting_since is None:
-            self._waiting_since = now
-        if now - self._waiting_since > self._patience:
+        if self._waiting is None:
+            self._waiting = Watch(), time.monotonic()
+        watch, since = self._waiting
+        if watch.silence(since) > self._patience:
             self._given_up = missing
             return False
         return True
@@ -159,3 +161,5 @@ class Batches:
         """Restore what `state` returned. Raises UsageError if it does not fit."""
         for actor, ring in enumerate(self.rings):
             ring.restore(entries_under(state, str(actor)))
+            if not all(blocks.points_within(self._shape, ring.read(i)) for i in range(ring.ready())):
+                raise UsageError("the checkpoint's experience cannot be used: its truncations or actions are invalid")

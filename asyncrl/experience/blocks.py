@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
 from asyncrl.core.errors import UsageError
@@ -44,6 +44,8 @@ _CONTROL = 2 * _CACHE_LINE
 """Bytes before the blocks: a line of the writer's, and one of the reader's."""
 _WRITTEN, _FREED, _USED = 0, 8, 9
 """Numbers there: blocks written since the ring was made; those freed, and the end of those begun to be used."""
+_MOST_BLOCKS = 2**62
+"""No ring gets there."""
 _PIECE = 65_536
 """Numbers normalised at once: 256 KiB of float32."""
 
@@ -169,7 +171,10 @@ class Ring:
 
         Raises UsageError if the blocks have another layout or do not fit.
         """
-        written, freed = state["counts"].tolist()
+        counts = state.get("counts")
+        if counts is None or not is_like(counts, np.int64, 2) or not 0 <= counts[1] <= counts[0] < _MOST_BLOCKS:
+            raise UsageError("the checkpoint's experience cannot be used: its counts are missing or invalid")
+        written, freed = counts.tolist()
         n = written - freed
         if n > self.capacity:
             raise UsageError(f"the checkpoint has {n} blocks of experience, this run has room for {self.capacity}")
@@ -189,6 +194,17 @@ class Ring:
 def entries_under(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """The entries named `prefix.NAME`, by NAME."""
     return {name.removeprefix(f"{prefix}."): own for name, own in state.items() if name.startswith(f"{prefix}.")}
+
+
+def is_like(value: object, dtype: DTypeLike, *shape: int) -> bool:
+    """Whether something from a checkpoint, which may be a stranger's, is a tensor of that type and shape."""
+    like = torch.from_numpy(np.empty(0, dtype)).dtype
+    return isinstance(value, Tensor) and value.dtype == like and value.shape == shape
+
+
+def are_below(numbers: Tensor, ends: int | Tensor) -> bool:
+    """Whether numbers that are used as indices are among 0 .. `ends` - 1."""
+    return bool(((numbers >= 0) & (numbers < ends)).all())
 
 
 def _bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
@@ -263,6 +279,17 @@ def write(block: Block, rollout: Rollout, version: int) -> None:
     if rollout.moments is not None:
         block["mean"].copy_(rollout.moments[0])
         block["scale"].copy_(rollout.moments[1])
+
+
+def points_within(shape: RolloutShape, block: Block) -> bool:
+    """Whether no number in a block from a checkpoint, which may be a stranger's, points out of the rollout."""
+    count = finals_in(block)
+    places = block["truncated"][:, : max(0, count)]
+    return (
+        0 <= count <= len(block["finals"])
+        and are_below(places, torch.tensor([[shape.steps], [shape.environments]]))
+        and (shape.spaces.is_continuous or are_below(block["actions"], shape.spaces.actions))
+    )
 
 
 def finals_in(block: Block) -> int:

@@ -91,10 +91,12 @@ class Priorities:
         return {"priorities": torch.from_numpy(self._own.copy())}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Restore what `state` returned. Raises UsageError for another number of slots."""
+        """Restore what `state` returned. Raises UsageError for another number of slots, or a negative priority."""
         priorities = state["priorities"].numpy()
         if priorities.shape != self._own.shape:
             raise UsageError(f"the checkpoint holds {len(priorities)} priorities, this run has {len(self)} slots")
+        if not (priorities >= 0).all():
+            raise UsageError("the checkpoint holds a negative priority")
         self._own[:] = priorities
         self._add_up()
 

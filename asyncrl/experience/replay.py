@@ -21,7 +21,7 @@ from torch import Tensor
 from asyncrl.core.errors import UsageError
 from asyncrl.core.losses import importance_weights
 from asyncrl.core.rollout import Rollout, Transitions
-from asyncrl.experience.blocks import entries_under
+from asyncrl.experience.blocks import are_below, entries_under, is_like
 from asyncrl.experience.priorities import Priorities
 from asyncrl.experience.steps import Steps, StepShape, ranges
 from asyncrl.experience.transitions import LEAST_PRIORITY, Numbers
@@ -191,9 +191,10 @@ class Replay:
         fit.
         """
         self.steps.restore(entries_under(state, "steps"), writers_go_on=exactly)
-        if state["learnt"].shape != self._learnt.shape:
+        learnt = state.get("learnt")
+        if learnt is None or not is_like(learnt, np.int64, *self._learnt.shape) or bool((learnt < 0).any()):
             raise UsageError("the checkpoint's replay memory has a different --layout or number of --learners")
-        self._learnt.copy_(state["learnt"])
+        self._learnt.copy_(learnt)
         self._drawing = {}
         if exactly:
             for place in range(self.plan.learners):
@@ -326,11 +327,18 @@ class _Drawing:
         } | ({} if self._tree is None else self._tree.state())
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Restore what `state` returned."""
+        """Restore what `state` returned. Raises UsageError if it does not fit the steps."""
         self._generator.set_state(state["generator"])
-        self._known = state["known"].numpy().copy()
+        known, steps, misfit = state["known"], self._steps, "the checkpoint's replay memory has priorities of no steps"
+        if not is_like(known, np.int64, steps.streams) or not are_below(known, torch.from_numpy(steps.written) + 1):
+            raise UsageError(misfit)
+        self._known = known.numpy().copy()
         if self._tree is not None:
             self._tree.restore(state)
+            nothing = np.ones(len(self._tree), bool)
+            nothing[steps.place(*ranges(np.maximum(0, self._known - steps.capacity), self._known))] = False
+            if self._tree.priority(nothing.nonzero()[0]).any():  # drawn, they would be rows before the first
+                raise UsageError(misfit)
         if self._normalizer is not None:
             read = state["read"].numpy()
             self._normalizer.restore({"read": read if len(read) else None, "discounted": None})

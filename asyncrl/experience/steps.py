@@ -34,7 +34,7 @@ from asyncrl.core.errors import UsageError
 from asyncrl.core.kernels import compiled
 from asyncrl.core.rollout import Rollout, Transitions
 from asyncrl.core.spaces import Spaces
-from asyncrl.experience.blocks import BlockLayout, Field
+from asyncrl.experience.blocks import BlockLayout, Field, are_below, is_like
 from asyncrl.experience.transitions import (
     ACTION_VALUE,
     FINAL,
@@ -52,6 +52,8 @@ from asyncrl.runtime.clock import shared_zeros
 _BEGUN, _WRITTEN, _STEPS = range(3)
 """Columns of a stream's cells: rows begun, rows written, and steps among the latter, since the memory was made."""
 _COLUMNS = 8
+_MOST_ROWS = 2**62
+"""No stream gets there."""
 _PUT = compiled("steps_put", c_void_p, *[c_int64] * 5, *[c_float] * 3, *[c_void_p] * 10)
 _READ = compiled("steps_read", c_void_p, c_int64, *[c_void_p] * 10)
 
@@ -371,24 +373,43 @@ class Steps:
 
         Raises UsageError if it does not fit.
         """
-        cells = state["cells"].numpy()
-        fits = (
-            cells.shape == self._cells.shape
-            and int(state["capacity"]) == self.capacity
-            and all(name in state and state[name].shape[1:] == view.shape[1:] for name, view in self.rows.items())
-        )
-        places = self.place(*ranges(*state["kept"].numpy().T)) if fits else np.zeros(0, np.int64)
-        if not fits or len(places) != len(state["actions"]):
+        if not self._fits(state):
             raise UsageError(
                 "the checkpoint's replay memory has different --workers, --envs-per-worker, --memory-steps or "
                 "observations: resume with its settings, or with --no-checkpoint-replay"
             )
+        places = self.place(*ranges(*state["kept"].numpy().T))
         for name, view in self.rows.items():
             view[places] = state[name].numpy()
-        self._cells[:] = cells
+        self._cells[:] = state["cells"].numpy()
         if writers_go_on:
             ages, ended = state["newest"].numpy()
             self._ages[:], self._ended[:] = ages, ended.astype(bool)
+
+    def _fits(self, state: Mapping[str, Tensor]) -> bool:
+        """Whether these are the tensors of `state`, whoever made them: compiled code believes what they say."""
+        streams = self.streams
+        shapes = {"cells": self._cells.shape, "kept": (streams, 2), "newest": (2, streams), "capacity": ()}
+        if not all(is_like(state.get(name), np.int64, *shape) for name, shape in shapes.items()):
+            return False
+        cells, newest = state["cells"].numpy()[:, : _STEPS + 1], state["newest"].numpy()
+        begins, ends = state["kept"].numpy().T
+        ordered = [np.zeros_like(begins), begins, ends, cells[:, _WRITTEN], cells[:, _BEGUN]]
+        if not (
+            int(state["capacity"]) == self.capacity
+            and ((cells >= 0) & (cells < _MOST_ROWS)).all()
+            and ((newest >= -1) & (newest < _MOST_ROWS)).all()
+            and (np.diff(ordered, axis=0) >= 0).all()
+            and (ends - begins <= self.capacity).all()
+        ):
+            return False
+        count, spaces = int((ends - begins).sum()), self.shape.spaces
+        if not all(is_like(state.get(name), view.dtype, count, *view.shape[1:]) for name, view in self.rows.items()):
+            return False
+        actions, priorities = state["actions"], state.get("priorities")
+        return (spaces.is_continuous or are_below(actions, spaces.actions)) and (
+            priorities is None or bool((priorities >= 0).all())
+        )
 
 
 def ranges(begins: Numbers, ends: Numbers) -> tuple[Numbers, Numbers]:

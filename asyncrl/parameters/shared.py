@@ -252,6 +252,9 @@ class SharedStore:
         parts = self._parts()
         if missing := sorted({*parts, "writer_updates"} - state.keys()):
             raise UsageError(f"the checkpoint cannot be used: it lacks {', '.join(missing)}")
+        made = state["writer_updates"]
+        if made.dim() != 1 or made.dtype != torch.int64 or bool((made < 0).any()):
+            raise UsageError("the checkpoint cannot be used: its writer_updates are no counts")
         fitting = {name: part for name, part in parts.items() if state[name].shape == part.shape}
         for name in parts.keys() - fitting.keys() - {"losses"}:  # a row for each worker, whose number may change
             raise UsageError(
@@ -260,8 +263,8 @@ class SharedStore:
         self.theta.copy_(theta)
         for name, part in fitting.items():
             part.copy_(state[name])
-        if len(state["writer_updates"]) == len(self._counts) - 1:
-            self._counts[:-1, EARLIER_UPDATES] = state["writer_updates"].numpy()
+        if len(made) == len(self._counts) - 1:
+            self._counts[:-1, EARLIER_UPDATES] = made.numpy()
         self._counts[-1, :COUNTED] = counts
         self._counts[:, BEGUN] = self._counts[:, UPDATES]  # no update is incomplete now
 

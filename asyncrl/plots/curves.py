@@ -16,6 +16,7 @@ from asyncrl.catalog import short
 from asyncrl.core.errors import UsageError
 from asyncrl.plots.figures import GREY, Line, Panel, draw, median_curve, unit_of
 from asyncrl.storage.records import read_records
+from asyncrl.storage.rows import made_last
 from asyncrl.storage.run_folder import RunFolder
 from asyncrl.storage.stored import read_stored
 
@@ -45,7 +46,10 @@ class RunData:
         self.algorithm, self.config = short(stored.algorithm), stored.config
         self.env_id = str(self.config["env_id"])
         self.description = str(stored.environment.get("description", self.env_id))
-        self.evaluations = [row for row in read_records(self.folder.evaluator_file) if row.get("mean") is not None]
+        every = [row for row in read_records(self.folder.evaluator_file) if row.get("mean") is not None]
+        self.evaluations = made_last(every)
+        self.best = max((row["mean"] for row in every), default=None)
+        """The best evaluation, whose checkpoint is kept even if the run was resumed from an earlier one."""
 
 
 def label_curves(runs: Sequence[RunData]) -> list[str]:
@@ -106,7 +110,9 @@ def read_references(path: Path, axis: str = "steps", until: float = math.inf) ->
             raise UsageError(f"{path}: the reference {rows[0]['label']} has no {axis}")
         size = 60 if axis == "minutes" else 1
         points = [(row["label"], float(row[axis]), float(row["score"])) for row in rows]
-    except (OSError, UnicodeDecodeError, KeyError, ValueError, TypeError, csv.Error):
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
+    except (UnicodeDecodeError, KeyError, ValueError, TypeError, csv.Error):
         raise UsageError(
             f"{path} is not a file of reference curves: it needs the columns label, score, and steps, frames or "
             "minutes, with numbers in all but the first"

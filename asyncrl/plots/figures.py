@@ -27,6 +27,8 @@ COLOURS = dict(zip(NAMES, [*(f"C{i}" for i in range(10)), "goldenrod", "black"],
 """The same in every figure of a study."""
 WIDTH = 10.0
 """Width of a figure in inches."""
+USUAL_LEGEND = 0.5
+"""Height of a legend of two rows in inches."""
 GREY, BLACK = "0.4", "0.2"
 Curve = Sequence[tuple[float, float]]
 """Points of an axis, in order, and scores."""
@@ -114,7 +116,7 @@ def draw(
 ) -> Figure:
     """The figure of rows of panels, each `height` inches high.
 
-    Below them is one legend of all names, if there are at least `legend_from`.
+    Below them is one legend of all names, if there are at least `legend_from`; the figure grows by its height.
     """
     columns = max(map(len, grid))
     figure = Figure(figsize=(width, height * len(grid) + 0.9), layout="constrained")
@@ -131,10 +133,20 @@ def draw(
             for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
                 entries.setdefault(name, handle)
     if len(entries) >= legend_from:
-        abreast = min(5, len(entries)) if max(map(len, entries)) < 25 else 3
-        handles, names = list(entries.values()), list(entries)
-        figure.legend(handles, names, loc="outside lower center", ncols=abreast, frameon=False, fontsize=9)
+        _add_legend(figure, entries)
     return figure
+
+
+def _add_legend(figure: Figure, entries: Mapping[str, Artist]) -> None:
+    """With as many columns as fit, up to five; each figure has room for `USUAL_LEGEND`."""
+    handles, names = list(entries.values()), list(entries)
+    for abreast in range(min(5, len(names)) if max(map(len, names)) < 25 else 3, 0, -1):
+        legend = figure.legend(handles, names, loc="outside lower center", ncols=abreast, frameon=False, fontsize=9)
+        box = legend.get_window_extent()
+        if box.width <= figure.bbox.width or abreast == 1:
+            break
+        legend.remove()
+    figure.set_figheight(figure.get_figheight() + max(0.0, box.height / figure.dpi - USUAL_LEGEND))
 
 
 def _draw_mark(axes: Axes, mark: Line | Bars) -> None:
@@ -218,6 +230,8 @@ def unit_of(axis: str, most: float) -> tuple[str, float]:
 
 def save_figure(figure: Figure, path: Path) -> Path:
     """Write the figure in the format of the suffix, PNG without one; returns its path. Raises UsageError."""
+    if path.name in ("", ".."):
+        raise UsageError(f"cannot write {path}: name a file")
     path = path if path.suffix else path.with_suffix(".png")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

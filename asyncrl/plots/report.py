@@ -16,6 +16,7 @@ from asyncrl.plots.curves import RunData
 from asyncrl.plots.templates import Markup, Parts
 from asyncrl.storage.files import read_facts
 from asyncrl.storage.records import read_records
+from asyncrl.storage.rows import made_last
 from asyncrl.storage.run_folder import read_status
 
 COLOURS = ("#2b7de0", "#e8770c", "#169b62", "#c13b8c", "#7c5cd6", "#a8870a", "#0a93a6", "#d5484f")
@@ -53,15 +54,15 @@ class ReportData(RunData):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self.best = max((row["mean"] for row in self.evaluations), default=None)
         self.status = read_status(self.folder.path)
         self.host = read_facts(self.folder.host_file)  # none of a run that was killed at its start
         supervisor = read_records(self.folder.supervisor_file)
-        self.rows = [row for row in supervisor if "event" not in row]
+        self.rows = [row for row in made_last(supervisor) if "event" not in row]
         files = {int(file.stem.removeprefix("worker-")): file for file in path.glob("worker-*.jsonl")}
-        self.workers = {k: read_records(files[k]) for k in sorted(files)}  # with hosts, those of all of them
+        self.workers = {k: made_last(read_records(files[k])) for k in sorted(files)}  # with hosts, those of all of them
         self.worker_rows = list(itertools.chain(*self.workers.values()))
-        self.learner_rows = [row for file in sorted(path.glob("learner*.jsonl")) for row in read_records(file)]
+        learners = sorted(path.glob("learner*.jsonl"))
+        self.learner_rows = [row for file in learners for row in made_last(read_records(file))]
         own = [{**row, "who": row["worker"]} for row in self.worker_rows if row.get("event") not in (None, "ready")]
         self.faults = [row for row in supervisor if row.get("event") in FAULTS] + own
         counts = [(name, self.status.get(name)) for name in LOST]

@@ -74,10 +74,10 @@ class Evaluator:
         self._agent, self._replica = build_agent(run, EVALUATOR)
         self._normalizer = make_normalizer(run.handles.moments, EVALUATOR, run.spec)
         earlier = read_records(run.spec.folder.evaluator_file)
-        scores = [row["mean"] for row in earlier if row.get("mean") is not None]
+        scores = [row.get("mean") for row in earlier]
         with suppress(checkpoints.BadCheckpoint):  # one that was killed may have saved it and written no row
-            scores.append(checkpoints.load_newest(run.spec.folder.checkpoints, "best")[0].facts["best_score"])
-        self._best = max(scores, default=-math.inf)
+            scores.append(checkpoints.load_newest(run.spec.folder.checkpoints, "best")[0].facts.get("best_score"))
+        self._best = max((score for score in scores if isinstance(score, int | float)), default=-math.inf)
         self._writer = RecordWriter(run.spec.folder.evaluator_file)
         self._due_steps, self._due_seconds = self._next_multiple(run.handles.clock.steps), self._next_second()
         self._evaluated = (-1, -1)

@@ -36,6 +36,6 @@ def on_one_host(plan: PlanT) -> PlanT:
         decay, momentum = config.optimizer_decay**hosts, config.optimizer_momentum**hosts
         config = replace(config, optimizer_decay=decay, optimizer_momentum=momentum)
     if plan.method.experience == MEMORY:
-        shares = {name: getattr(config, name) // hosts for name in ("memory_steps", "warmup_steps")}
+        shares = {name: max(1, getattr(config, name) // hosts) for name in ("memory_steps", "warmup_steps")}
         config = replace(config, **shares)
     return replace(one, config=config)

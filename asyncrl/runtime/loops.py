@@ -106,13 +106,16 @@ class Pending:
     """Version of theta with which the rollout began."""
     version: int = 0
     """Version of theta at which the gradient is taken."""
+    loss: float | None = None
+    """Of which it is the gradient, by which it may be dropped."""
     waiting: bool = False
     """Whether something is still to be pushed."""
 
     def state(self) -> dict[str, Any]:
         """What a pending update consists of: the gradient, or the rollout from which it will be computed."""
         pending = self.gradient.clone() if self.private_copy else cast(Rollout, self.rollout).as_dict()
-        return {"pending": pending, "steps": self.steps, "pulled": self.pulled, "version": self.version}
+        numbers = {"steps": self.steps, "pulled": self.pulled, "version": self.version, "loss": self.loss}
+        return {"pending": pending, **numbers}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore what `state` returned."""
@@ -121,6 +124,7 @@ class Pending:
         else:
             self.rollout = Rollout.from_dict(state["pending"])
         self.steps, self.pulled, self.version = state["steps"], state["pulled"], state["version"]
+        self.loss = state.get("loss")
         self.waiting = True
 
 
@@ -142,13 +146,13 @@ def actor_learner(
     """
     parameters = list(agent.network.parameters())
     metrics: Metrics = dict
-    loss: Tensor | None = None
 
-    def differentiate() -> tuple[Tensor, Metrics]:
+    def differentiate() -> Metrics:
         loss, metrics = agent.loss(cast(Rollout, pending.rollout))
         gradient_of(loss, parameters, out=pending.gradient)  # d theta
+        pending.loss = loss.item()
         telemetry.lap("loss")
-        return loss.detach(), metrics
+        return metrics
 
     try:
         while pending.waiting or not clock.finished():
@@ -159,14 +163,14 @@ def actor_learner(
                 pending.steps = pending.rollout.steps
                 telemetry.lap("rollout")
                 if pending.private_copy:
-                    loss, metrics = differentiate()
+                    metrics = differentiate()
                 pending.waiting = True
                 yield WORKED
                 telemetry.lap("wait")
             if not pending.private_copy:
                 pending.version = replica.pull(store)  # the current theta
-                loss, metrics = differentiate()
-            update = Update(worker, pending.gradient, pending.version, pending.steps, loss)
+                metrics = differentiate()
+            update = Update(worker, pending.gradient, pending.version, pending.steps, pending.loss)
             receipt = store.push(update)  # theta by d theta, asynchronously; T <- T + t_max E
             pending.waiting = False
             telemetry.lap("push")

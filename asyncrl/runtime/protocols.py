@@ -54,7 +54,7 @@ class Update:
     """Version of theta when it was computed: the number of updates in theta."""
     steps: int
     """Agent steps it was computed from, to be counted in T; 0 if an actor's `put` has counted them."""
-    loss: Tensor | None = None
+    loss: Tensor | float | None = None
     """The scalar whose gradient it is."""
 
 

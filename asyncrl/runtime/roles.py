@@ -69,7 +69,9 @@ def build_environments(
     spec, clock = run.spec, run.handles.clock
 
     def make(e: int, number: int) -> Environment:
-        place = (*spec.stream(worker, e), *([number] if number else []))
+        place = spec.stream(worker, e)
+        if number:
+            place += (number,) if spec.incarnation else (0, number)  # in the place of the incarnation, if there is none
         phase = clock.phase(worker)
         clock.enter(worker, BUILDING)  # making one may take its time
         environment = spec.environment.make(derive(spec.config.seed, ENVIRONMENT, *place), evaluation=evaluation)

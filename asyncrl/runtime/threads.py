@@ -12,21 +12,16 @@ from pathlib import Path
 
 from asyncrl.core.errors import UsageError
 
-_found: dict[str, str | None] = {}
-"""What the variables were when this process was started."""
+before_start: dict[str, str | None] = {}
+"""What these variables were when this process was started, before we set them; None: not set."""
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
 def request_one_thread() -> None:
     """Set the variables that numerical libraries read. Must run before torch and numpy are imported."""
     for variable in VARIABLES:
-        _found.setdefault(variable, os.environ.get(variable))
+        before_start.setdefault(variable, os.environ.get(variable))
         os.environ[variable] = "1"
-
-
-def left_by_launcher() -> str | None:
-    """OMP_NUM_THREADS as it was when this process was started; None: it was not set."""
-    return _found.get("OMP_NUM_THREADS")
 
 
 def limit_threads() -> None:

@@ -36,7 +36,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from asyncrl.core.errors import NotFinite
+from asyncrl.core.errors import NotFinite, UsageError
 from asyncrl.storage.files import TRIES, plain, sync_folder, with_patience, write_synced
 from asyncrl.storage.run_folder import versions
 
@@ -44,8 +44,8 @@ FORMAT = "asyncrl checkpoint"
 SCHEMA = 1
 WEIGHTS, STATE, MANIFEST = "weights.safetensors", "state.safetensors", "manifest.json"
 
-_MOST = 2**63
-"""No counter gets there; a number that does would not fit into shared memory."""
+MOST = 2**53
+"""No counter gets there; with a number that does, sums and milliseconds would not fit into shared memory."""
 _ENTRIES: dict[str, type | tuple[type, ...]] = {
     "steps": int, "updates": int, "seconds": (int, float), "files": dict, "facts": dict,
 }  # fmt: skip
@@ -57,6 +57,10 @@ _SAVING, _DELETING = ".saving-", ".deleting-"
 
 class BadCheckpoint(Exception):
     """A checkpoint that cannot be used; the message is one line that names the file and the reason."""
+
+
+class NotRead(BadCheckpoint):
+    """The disk fails now: the checkpoint may be valid."""
 
 
 class NotSaved(OSError):
@@ -125,13 +129,19 @@ def load_newest(folder: Path, kind: str = "step", set_aside: bool = False) -> tu
     """Return the newest valid checkpoint of a kind, "step" or "best", and a line for each newer one that was skipped.
 
     `set_aside`: the run goes on from it, so the skipped ones get other names: if they could be read again later, they
-    would take the place of what follows. Raises BadCheckpoint when there is none.
+    would take the place of what follows. Raises BadCheckpoint when there is none, or if one to be set aside cannot be
+    read now.
     """
     skipped: list[str] = []
     paths = find(folder, kind)
     for number, path in reversed(list(enumerate(paths))):
         try:
             checkpoint = load(path)
+        except NotRead as error:
+            if set_aside:
+                raise BadCheckpoint(f"{error}: try again later, or delete it to go on from the one before") from None
+            skipped.append(f"skipped a checkpoint: {error}")
+            continue
         except BadCheckpoint as error:
             skipped.append(f"skipped a checkpoint: {error}")
             continue
@@ -143,8 +153,11 @@ def load_newest(folder: Path, kind: str = "step", set_aside: bool = False) -> tu
 
 
 def find(folder: Path, kind: str = "step") -> list[Path]:
-    """Return the paths of all checkpoints of a kind, "step" or "best", oldest first; they need not be valid."""
-    names = [path.name for path in (folder.iterdir() if folder.is_dir() else ())]
+    """The paths of all checkpoints of a kind, "step" or "best", oldest first, valid or not. Raises UsageError."""
+    try:
+        names = [path.name for path in (folder.iterdir() if folder.is_dir() else ())]
+    except PermissionError as error:
+        raise UsageError(f"{folder} cannot be read: {error.strerror}") from None
     return [folder / name for name in sorted(filter(re.compile(rf"{kind}_\d+(\.\d+)?").fullmatch, names), key=_place)]
 
 
@@ -158,7 +171,10 @@ def clean(folder: Path) -> None:
     """Remove what a killed save left. Call it before the writers start, never while one may be saving."""
     for pattern in (_SAVING, _DELETING):
         for path in folder.glob(f"{pattern}*"):
-            shutil.rmtree(path)
+            if path.is_symlink():  # somebody else's folder may hold anything
+                path.unlink()
+            else:
+                shutil.rmtree(path)
 
 
 def _publish(folder: Path, kind: str, checkpoint: Checkpoint) -> Path:
@@ -251,7 +267,7 @@ def _delete(path: Path) -> None:
 def _read_manifest(path: Path) -> dict[str, Any]:
     """Return the manifest of a checkpoint once its own sum agrees."""
     file = path / MANIFEST
-    if not path.is_dir():
+    if not os.path.isdir(path):  # False as well for one that may not be read
         raise BadCheckpoint(f"{path}: no such checkpoint")
     try:
         manifest = json.loads(_read(file))
@@ -274,7 +290,7 @@ def _misfit(manifest: Mapping[str, Any]) -> str | None:
         value = manifest.get(name)
         if not isinstance(value, kind) or isinstance(value, bool):
             return name
-        if isinstance(value, int | float) and not 0 <= value < _MOST:
+        if isinstance(value, int | float) and not 0 <= value < MOST:
             return name
     return next((name for name in (WEIGHTS, STATE) if not isinstance(manifest["files"].get(name), dict)), None)
 
@@ -285,7 +301,7 @@ def _read(file: Path) -> bytes:
     except FileNotFoundError:
         raise BadCheckpoint(f"{file}: missing") from None
     except OSError as error:
-        raise BadCheckpoint(f"{file}: cannot be read ({error.strerror})") from error
+        raise NotRead(f"{file}: cannot be read ({error.strerror})") from error
 
 
 def _read_tensors(file: Path, expected: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -82,6 +82,8 @@ def replace_file(path: Path, content: bytes) -> None:
     """
     temporary = path.with_name(f".{path.name}.tmp")
     try:
+        if temporary.is_symlink():
+            temporary.unlink()
         write_synced(temporary, content)
         os.replace(temporary, path)
     except BaseException:
@@ -103,13 +105,18 @@ def read_facts(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file; empty if it is missing, cannot be read, or is none."""
     try:
         return dict(read_json(path))
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, RecursionError):
         return {}
+
+
+def unlinked(path: str | Path, flags: int) -> int:
+    """An `opener` for files in a run's folder, which may be somebody else's: through a symbolic link none is opened."""
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 
 def write_synced(path: Path, content: bytes) -> None:
     """Write a file and wait until the disk has it."""
-    with open(path, "wb") as file:
+    with open(path, "wb", opener=unlinked) as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
@@ -239,7 +246,7 @@ class AppendedFile(Backlog[bytes]):
         self._end = (self._end or 0) + len(content)
 
     def _open(self) -> FileIO:
-        file = open(self._path, "a+b", buffering=0)  # noqa: SIM115 (closed by _release)
+        file = open(self._path, "a+b", buffering=0, opener=unlinked)  # noqa: SIM115 (closed by _release)
         try:
             size = file.seek(0, os.SEEK_END)
             if self._end is not None and size > self._end:  # part of a piece that failed, and could not be cut off

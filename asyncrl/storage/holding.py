@@ -25,6 +25,7 @@ from io import FileIO
 from pathlib import Path
 
 from asyncrl.core.errors import UsageError
+from asyncrl.storage.files import unlinked
 
 RENEWAL_SECONDS = 5.0
 STALE_SECONDS = 30.0
@@ -132,7 +133,7 @@ def holding(
     that time KeyboardInterrupt is raised if `interrupted()`. Raises UsageError if the file cannot be opened.
     """
     try:
-        file = FileIO(os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666), "r+")
+        file = FileIO(unlinked(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0)), "r+")
     except OSError as error:
         raise UsageError(f"cannot write into {path.parent}: {error.strerror}") from error
     with file:

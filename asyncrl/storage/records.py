@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,24 +28,6 @@ class Rows(Protocol):
     @property
     def missing(self) -> int:
         """Number of rows that could not be written so far."""
-
-
-class Passed:
-    """Rows that are passed on, for somebody else to write."""
-
-    missing = 0
-
-    def __init__(self, send: Callable[[int, Mapping[str, Any]], object]) -> None:
-        """`send` takes each row, after the number of those before it."""
-        self._send, self._sent = send, 0
-
-    def write(self, row: Mapping[str, Any]) -> None:
-        """Pass on one row."""
-        self._send(self._sent, row)
-        self._sent += 1
-
-    def close(self) -> None:
-        """Nothing is held."""
 
 
 class RecordWriter(AppendedFile):

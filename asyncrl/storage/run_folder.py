@@ -31,7 +31,7 @@ import psutil
 from asyncrl import __version__
 from asyncrl.core.devices import usable_cores
 from asyncrl.core.errors import UsageError
-from asyncrl.storage.files import read_facts
+from asyncrl.storage.files import read_facts, unlinked
 from asyncrl.storage.holding import Hold, holding, is_held
 
 LOCK, STATUS = "run.lock", "status.json"
@@ -108,10 +108,13 @@ class RunFolder:
     def open(cls, path: Path) -> RunFolder:
         """Return the existing run at `path`. Raises UsageError when there is none."""
         run = cls(Path(os.path.abspath(path)))
-        if not run.path.is_dir():
-            raise UsageError(f"{run.path} is not a run: no such folder")
-        if not run.config_file.is_file():
-            raise UsageError(f"{run.path} is not a run: it contains no {run.config_file.name}")
+        try:
+            if not run.path.is_dir():
+                raise UsageError(f"{run.path} is not a run: no such folder")
+            if not run.config_file.is_file():
+                raise UsageError(f"{run.path} is not a run: it contains no {run.config_file.name}")
+        except OSError as error:
+            raise UsageError(f"{run.path} cannot be read: {error.strerror}") from None
         return run
 
     def occupied(
@@ -166,8 +169,8 @@ class RunFolder:
 
     def write_traceback(self, role: str, text: str) -> None:
         """Leave a traceback there if that is possible, with escapes for what UTF-8 has not."""
-        with contextlib.suppress(OSError):
-            self.traceback_file(role).write_text(text, encoding="utf-8", errors="backslashreplace")
+        with contextlib.suppress(OSError), open(self.traceback_file(role), "wb", opener=unlinked) as file:
+            file.write(text.encode("utf-8", "backslashreplace"))
 
     def culprit_file(self, role: str) -> Path:
         """What a process whose gradients are not finite any more has learnt from last, and with which parameters."""
@@ -198,7 +201,7 @@ def started_at(folder: Path) -> datetime:
     """
     try:
         return datetime.fromisoformat(read_status(folder)["started"]).astimezone(UTC)
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError):
         return datetime.min.replace(tzinfo=UTC)
 
 

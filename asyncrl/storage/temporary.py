@@ -1,8 +1,7 @@
 """Temporary folders of processes that may be killed: whoever makes the next one removes those that were left behind.
 
-A file in the folder is locked while its process lives; the kernel takes the lock back however the process ends. The
-file names the machine, since the folders of several may be in one place whose locks they do not see of each other.
-Folders without such a file are left alone.
+A file in the folder, with the machine's name in it, is locked while its process lives, however that ends. Folders
+without such a file are left alone.
 """
 
 from __future__ import annotations
@@ -15,9 +14,8 @@ from pathlib import Path
 
 from asyncrl.storage.holding import lock, this_machine
 
-PREFIX = "asyncrl-"
-OWNER = "owner"
-"""Name of the file."""
+PREFIX, OWNER = "asyncrl-", "owner"
+"""What the names of folders begin with, and the file's name."""
 
 
 def temporary_folder(prefix: str = PREFIX, place: str | None = None) -> str:

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -94,7 +94,7 @@ def alone_in(runs_dir: Path, say: Say) -> Iterator[int]:
     try:
         with holding(lock, say, waits=f"waiting for runs that are still active in {runs_dir}") as hold:
             yield hold.fileno()
-    except UsageError:
+    except (UsageError, SystemExit):
         if made and list(runs_dir.iterdir()) in ([], [lock]):
             lock.unlink(missing_ok=True)
             remove_folders(made)
@@ -129,8 +129,9 @@ def run_tasks(
     running = RunningJobs(runs_dir, lock)
     failures = []
     with ThreadPoolExecutor(slots, initializer=lambda: _keep_to(shares.get())) as pool, _sigterm_as_interrupt():
-        futures = [pool.submit(task, running) for task in tasks]
+        futures: list[Future[Told]] = []
         try:
+            futures.extend(pool.submit(task, running) for task in tasks)
             for count, future in enumerate(as_completed(futures), 1):
                 line, failed = future.result()
                 say(f"[{count}/{len(tasks)}] {line}")
@@ -165,8 +166,11 @@ class RunningJobs:
                 return "not started"
             if is_held(folder / LOCK):  # a run of a study that was killed, where locks are not inherited
                 return "another process is training there"
-            if folder.exists():
-                shutil.rmtree(folder)
+            try:
+                if folder.exists():
+                    shutil.rmtree(folder)
+            except OSError as error:
+                return f"{folder} cannot be removed: {error.strerror or error}"
             process = subprocess.Popen(
                 [sys.executable, *job.command(self._runs_dir)[1:]],
                 stdin=subprocess.DEVNULL,

@@ -14,6 +14,7 @@ from typing import Any
 from asyncrl.core.statistics import Sample
 from asyncrl.storage.files import read_facts
 from asyncrl.storage.records import read_records
+from asyncrl.storage.rows import made_last
 from asyncrl.storage.run_folder import read_status
 from asyncrl.studies.study import Cell, Reference, Study
 
@@ -46,6 +47,8 @@ class Measurement:
     seconds: float = 0.0
     """The clock at that time: since all workers were ready, without the last evaluation."""
     evaluations: tuple[Evaluation, ...] = ()
+    best: float | None = None
+    """The best evaluation, also if the run was resumed from an earlier step, since its checkpoint is kept."""
     phases: Mapping[str, float] = field(default_factory=dict)
     """Where a worker's time went: seconds per step of its own, by phase."""
     staleness: Mapping[int, int] = field(default_factory=dict)
@@ -77,7 +80,8 @@ class Measurement:
 
     def best_score(self, evaluations: int = 1) -> float | None:
         """The best mean of `evaluations` consecutive evaluations."""
-        return max((mean.score for mean in self.means(evaluations)), default=None)
+        scores = [mean.score for mean in self.means(evaluations)]
+        return max([*scores, self.best] if self.best is not None and evaluations == 1 else scores, default=None)
 
     def last_score(self, evaluations: int = 1, seconds: float = float("inf")) -> float | None:
         """The mean of the last `evaluations` evaluations up to that time, or of those that there are."""
@@ -100,14 +104,15 @@ def measure(cell: Cell, folder: Path, reference: Reference | None = None) -> Mea
     if not state:
         return Measurement(cell, "", reference)
     host = read_facts(folder / "host.json")
-    evaluations = [row for row in read_records(folder / "evaluator.jsonl") if row.get("mean") is not None]
+    every = [row for row in read_records(folder / "evaluator.jsonl") if row.get("mean") is not None]
+    evaluations = made_last(every)
     workers, learners = (
-        [row for file in sorted(folder.glob(f"{kind}*.jsonl")) for row in read_records(file) if "time" in row]
+        [row for file in sorted(folder.glob(f"{kind}*.jsonl")) for row in made_last(read_records(file))]
         for kind in ("worker-", "learner")
     )
     rows = [row for row in workers if "worker_steps" in row]
     own_steps = sum(row["worker_steps"] for row in rows)
-    phases = add_up(row["time"] for row in workers)  # a bundled learner's rows are among its worker's
+    phases = add_up(row.get("time", {}) for row in workers)  # a bundled learner's rows are among its worker's
     lags = add_up(row.get("staleness_counts", {}) for row in workers + learners)
     return Measurement(
         cell,
@@ -117,6 +122,7 @@ def measure(cell: Cell, folder: Path, reference: Reference | None = None) -> Mea
         steps=max((row["steps"] for row in rows), default=int(status.get("steps", 0))),
         seconds=max((row["seconds"] for row in rows), default=0.0),
         evaluations=tuple(Evaluation(row["steps"], row.get("seconds", 0.0), row["mean"]) for row in evaluations),
+        best=max((row["mean"] for row in every), default=None),
         phases={phase: seconds / own_steps for phase, seconds in phases.items()} if own_steps else {},
         staleness={int(lag): count for lag, count in sorted(lags.items(), key=lambda item: int(item[0]))},
         restarts=sum(status.get("worker_restarts", [])),

@@ -291,12 +291,13 @@ def median_bound(seconds: Sample, size: float) -> str:
 def _aggregates(folder: Path, ranked: Ranked, colours: Colours) -> list[Block]:
     """Entrants that have runs in every environment, compared run by run: probabilities, aggregates, profiles."""
     everywhere = [name for name in colours if all(any(name == r.name for r in own) for own in ranked.values())]
-    if len(everywhere) < 2:
-        return []
     merits = {
         name: [merits_of(result, results) for results in ranked.values() for result in results if result.name == name]
         for name in everywhere
     }
+    merits = {name: own for name, own in merits.items() if all(own)}
+    if len(merits) < 2:
+        return []
     caption = "The share of an entrant's runs, over all environments, that are better than x."
     return [
         heading("Pairwise comparison"),
@@ -376,8 +377,8 @@ def _figures(
 ) -> list[Block]:
     """Learning curves over time and over steps, and each run's time to the score or last score; files begin `place`."""
     blocks = []
-    groups = {name: [run for own, run in runs if own == name] for name in colours}
-    if any(run.evaluations for _, run in runs):
+    groups = {name: [run for own, run in runs if own == name and run.complete] for name in colours}
+    if any(run.evaluations for own in groups.values() for run in own):
         serial = all(run.cell.backend == "serial" for _, run in runs)
         panels = [learning_curves(groups, colours, "steps", title=env_id)]
         panels += [] if serial else [learning_curves(groups, colours, "minutes", title=env_id)]

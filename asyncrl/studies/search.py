@@ -10,14 +10,16 @@ from __future__ import annotations
 import difflib
 import hashlib
 import itertools
+import json
 import re
 import shlex
 import statistics
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,8 @@ FEWEST_EVALUATIONS = 2
 """Evaluations of a run before it may be stopped early."""
 FAILURE = "failure"
 """Our attribute of an Optuna trial: what went wrong."""
+AMONG = "among"
+"""Our attribute of an Optuna study: what it searches among."""
 
 
 @dataclass(frozen=True)
@@ -95,11 +99,11 @@ def group_words(words: Sequence[str]) -> list[tuple[str, list[str]]]:
     return groups
 
 
-def make_axis(flag: str, words: Sequence[str], fields: Mapping[str, bool], seed: int) -> Axis:
+def make_axis(flag: str, words: Sequence[str], fields: Mapping[str, Any], seed: int) -> Axis:
     """The axis that a flag and its words describe; a flag may be in the plural. Raises UsageError if there is none.
 
-    `fields` says of each setting whether it is only on or off; `seed` is for random draws. The first values drawn are
-    the same however many are asked for.
+    `fields` has the type of each setting: what is drawn for an int is rounded. `seed` is for random draws. The first
+    values drawn are the same however many are asked for.
     """
     name = flag.removeprefix("--").replace("-", "_")
     negated = name.removeprefix("no_")
@@ -111,14 +115,16 @@ def make_axis(flag: str, words: Sequence[str], fields: Mapping[str, bool], seed:
         raise UsageError(
             f"there is no {flag}" + "".join(f"; perhaps you meant --{other.replace('_', '-')}" for other in near)
         )
-    if fields[field]:
+    if fields[field] is bool:
         words = [word.capitalize() for word in words] or ["True"]
         if wrong := [word for word in words if word not in ("True", "False")]:
             raise UsageError(f"{flag} takes True or False, got {wrong[0].lower()!r}")
     if not words:
         raise UsageError(f"{flag} needs a value")
     if len(words) == 4 and words[1] in DISTRIBUTIONS:
-        return Axis(field, draw(flag, words, (seed, *field.encode())), drawn=words[1])
+        values = draw(flag, words, (seed, *field.encode()))
+        whole = tuple(str(round(float(value))) for value in values) if fields[field] is int else values
+        return Axis(field, whole, drawn=words[1])
     if len(words) == 3 and words[0] in DISTRIBUTIONS:
         draw(flag, ["1", *words], (seed,))  # checks the bounds
         return Axis(field, (), words[0], (float(words[1]), float(words[2])))
@@ -206,25 +212,34 @@ class Search:
     def run(self, slots: int, lock: int, say: Say) -> list[str]:
         """Make the remaining trials, `slots` at a time, and report each; returns a line for each that failed."""
         optuna = self.optuna()
+        optuna.set_user_attr(AMONG, self._among())
         self._put_back(optuna)
         left = max(0, self.trials - _count_done(optuna))
         say(f"{self.algorithm} {self.env_id}: {self.trials} trials, {self.trials - left} of them already finished")
-        return run_tasks(
-            [partial(self._try_one, optuna)] * left, self.study.runs_dir, min(slots, max(1, left)), lock, say
-        )
+        return run_tasks([partial(self._try_one, optuna)] * left, self.study.runs_dir, slots, lock, say)
 
     def optuna(self) -> Any:
-        """Optuna's study, new or loaded."""
+        """Optuna's study, new or loaded. Raises UsageError if it is a search among other settings."""
         optuna = import_optuna()
         backend = optuna.storages.journal.JournalFileBackend(str(self.study.runs_dir / STORAGE))
         found = optuna.create_study(
             storage=optuna.storages.JournalStorage(backend), study_name=f"{self.algorithm} {self.env_id}",
             direction="maximize", load_if_exists=True,
         )  # fmt: skip
+        if found.user_attrs.get(AMONG, self._among()) != self._among():
+            raise UsageError(
+                f"{self.study.runs_dir} has a search of {found.study_name} among other settings: "
+                "choose another --runs-dir"
+            )
         # A new seed for every command: the same one would propose the same settings again.
         found.sampler = optuna.samplers.TPESampler(seed=self.draw_seed + 1000 * len(found.trials))
         found.pruner = optuna.pruners.MedianPruner(FEWEST_TRIALS, FEWEST_EVALUATIONS)
         return found
+
+    def _among(self) -> str:
+        """What the search is among: the settings with their values or bounds, and the seeds of a trial."""
+        axes = sorted((astuple(axis) for axis in self.axes), key=itemgetter(0))
+        return json.dumps([axes, self.seeds])
 
     def _try_one(self, optuna: Any, running: RunningJobs) -> Told:
         """One trial: ask for settings, make its runs, report their score."""

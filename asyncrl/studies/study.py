@@ -143,6 +143,8 @@ class Study:
             self._take(read_json(self._path), kind)
         except FileNotFoundError:
             self._take({"kind": kind}, kind)
+        except OSError as error:
+            raise UsageError(f"{self._path} cannot be read: {error.strerror}") from None
         except ValueError as error:
             raise UsageError(str(error)) from None
         except (TypeError, LookupError, AttributeError) as error:  # of another version, or of something else
@@ -183,13 +185,18 @@ class Study:
                     f"{self._path} has reference score {known.score:g} for {' '.join(key)} "
                     f"(--reference-evaluations {known.evaluations}): choose another --runs-dir"
                 )
+        cells = list(dict.fromkeys((*self.cells, *plan.cells)))
+        owners: dict[Path, Cell] = {}
+        for cell in cells:
+            if (other := owners.setdefault(self.folder(cell), cell)) != cell:
+                runs = f"{other.algorithm} on {other.env_id} and of {cell.algorithm} on {cell.env_id}"
+                raise UsageError(f"runs of {runs} would share {self.folder(cell)}: choose another --runs-dir")
         self.commands += [plan.command] if plan.command not in self.commands else []
         self.ablation = plan.ablation
         self.variants = {**self.variants, **(plan.variants or ABLATIONS[plan.ablation].variants)}
         self.references = {**plan.references, **self.references}
         self.environments.update(plan.environments)
-        there = set(self.cells)
-        self.cells += [cell for cell in plan.cells if cell not in there]
+        self.cells = cells
 
     def save(self) -> None:
         """Write the file."""
@@ -234,7 +241,7 @@ class Study:
 
     def folder(self, cell: Cell) -> Path:
         """The folder of a cell's run."""
-        return self.job(cell).folder(self.runs_dir)
+        return Job(cell.algorithm, cell.env_id, cell.run_name, ()).folder(self.runs_dir)
 
 
 def words_of(point: Point) -> list[str]:

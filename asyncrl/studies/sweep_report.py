@@ -9,7 +9,8 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from asyncrl.plots.figures import BLACK, Bars, Line, Panel, colours_of, draw, method_name, shades
+from asyncrl.core.statistics import normalized
+from asyncrl.plots.figures import BLACK, Bars, Line, Panel, Scale, colours_of, draw, method_name, shades
 from asyncrl.studies.documents import code, paragraph, picture, plain_table, table, write_csv, write_pages
 from asyncrl.studies.measure import Measurement, measure_all
 from asyncrl.studies.search import importances, is_logarithmic, is_numeric
@@ -19,6 +20,8 @@ SHOWN = 5
 """Number of best runs printed on the terminal."""
 MOST_LABELS = 5
 """Numbers are equally spaced along an axis of parallel coordinates, and each has a label, unless there are more."""
+ABREAST = 3
+"""Panels in a row."""
 SCORED_FOR_LINES = 3
 """Parallel coordinates need at least so many runs with a score."""
 CAPTIONS = {
@@ -143,7 +146,7 @@ def draw_parallel(results: SweepResults) -> Figure:
         marks = [Line([x, x], [0, 1], BLACK, width=0.8) for x in range(len(results.varied) + 1)]
         for run, score in reversed(own):  # the best are drawn last
             heights = [height_of(results.value(run, name), values) for name, values in results.varied.items()]
-            heights.append((score - min(scores)) / ((max(scores) - min(scores)) or 1.0))
+            heights += normalized([score], min(scores), max(scores))
             marks.append(Line(range(len(heights)), heights, colours[int(255 * heights[-1])], alpha=0.8))
         texts = [
             (float(x), height_of(value, values), value)
@@ -188,7 +191,8 @@ def draw_scores(results: SweepResults) -> Figure:
     varied = results.varied
     across = max(varied, key=lambda name: (is_numeric(varied[name]), len(varied[name])), default="seed")
     others = [name for name, values in varied.items() if name != across and not is_range(values)]
-    values = varied.get(across, ["0"])
+    values = varied.get(across) or sorted({str(run.cell.seed) for run in results.runs}, key=int)
+    scale: Scale = "log" if across in varied and is_logarithmic(values) else "linear"
 
     def group_of(run: Measurement) -> str:
         return ", ".join([method_name(run.cell.algorithm), *(f"{name} {results.value(run, name)}" for name in others)])
@@ -215,7 +219,8 @@ def draw_scores(results: SweepResults) -> Figure:
         panels.append(
             Panel(
                 marks, across.replace("_", " "), "final score (raw return)", env_id,
-                "log" if is_logarithmic(values) else "linear", x_ticks=ticks,
+                scale, x_ticks=ticks,
             )
         )  # fmt: skip
-    return draw([panels], 3.8, max(6.0, min(10.0, 5.0 * len(panels))))
+    grid = [panels[i : i + ABREAST] for i in range(0, len(panels), ABREAST)]
+    return draw(grid, 3.8, max(6.0, min(10.0, 5.0 * len(grid[0]))))

@@ -14,6 +14,7 @@ from asyncrl.backends.outcome import Signals
 from asyncrl.backends.ray.reports import Seen, Tell
 from asyncrl.runtime.clock import BUILDING, FINISH, GO_ON, LEAVE, READY, RUNNING, Clock, Watch
 from asyncrl.runtime.link import Empty, State
+from asyncrl.runtime.protocols import LEARNER, Counts
 
 ray = pytest.importorskip("ray")
 
@@ -170,6 +171,42 @@ def test_a_learner_that_hangs_is_ended_though_its_process_answers(phase: int, si
     place.take(Seen([], 0, [phase], [silence]))
 
     assert place.trouble == trouble
+
+
+def test_a_learner_that_takes_several_attempts_to_fill_was_lost_once(cluster: Cluster) -> None:
+    """Calls of its successor, which is empty, time out. One that dies before it is filled was lost as well."""
+    said: list[tuple[Any, ...]] = []
+    place, lives, failures = object.__new__(Learner), ["first"], [0]
+    ServerPlace.__init__(place, LEARNER, {}, 0.1, lambda *words: said.append(words))
+    place._spec = SimpleNamespace(config=SimpleNamespace(worker_restarts=2))  # type: ignore[assignment]
+    place._watch, place._memories, place._version, place._before = Watch(now=time.monotonic), [], lambda: 0, Counts()
+    place.lost, place._life = 0, ""
+    place.filling = dict  # type: ignore[method-assign]
+
+    def begin(*_: Any) -> bool:
+        failures[0] -= 1
+        if failures[0] >= 0:
+            raise ray.exceptions.GetTimeoutError("slow")
+        return True
+
+    place.actor = SimpleNamespace(who=Remote(lambda: (lives[-1], "its machine")), begin=Remote(begin))
+    place.fill()
+    place.told = 7
+    lives.append("second")
+    failures[0] = 4
+    for _ in range(5):
+        place.fail(Empty())
+
+    assert [words[:2] for words in said if words[0] == "loss"] == [("loss", "restarted")]
+    assert (len(place.losses), place.gone, place.starting, place.told) == (1, False, False, 0)
+
+    for life in ("third", "fourth"):
+        lives.append(life)
+        failures[0] = 2
+        for _ in range(2):
+            place.fail(Empty())
+    assert [words[:2] for words in said if words[0] == "loss"][1:] == [("loss", "restarted"), ("loss", "gone")]
+    assert place.gone
 
 
 @pytest.mark.parametrize(("order", "is_over"), [(GO_ON, False), (FINISH, True), (LEAVE, True)])

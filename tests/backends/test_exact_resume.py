@@ -12,6 +12,7 @@ import torch
 
 from asyncrl.backends import serial
 from asyncrl.backends.outcome import Signals
+from asyncrl.catalog import module_of
 from asyncrl.commands.train import main
 from asyncrl.runtime import evaluator
 from asyncrl.storage import checkpoints
@@ -25,7 +26,7 @@ COMMON = ("--backend", "serial", "--workers", "3", "--quiet", "--evaluation-epis
 
 def train(algorithm: str, runs_dir: Path, *words: str) -> Path:
     """A run in this process; returns its folder."""
-    assert main(f"asyncrl.{algorithm}", [*COMMON, "--runs-dir", str(runs_dir), *words]) == 0
+    assert main(module_of(algorithm), [*COMMON, "--runs-dir", str(runs_dir), *words]) == 0
     return the_run(runs_dir)
 
 
@@ -78,6 +79,7 @@ CASES = {
         "a3c", "--env-id", "Catch", "--lstm-cells", "8", "--normalize-observations", "--normalize-returns",
     ),
     "catch, own statistics": ("a3c", "--env-id", "Catch", "--statistics", "per-worker"),
+    "catch, unusual losses": ("tests.seams.stable_a3c", "--env-id", "Catch", "--max-loss-deviations", "0.5"),
     "cartpole": ("a3c", "--env-id", "CartPole-v1"),
     "cartpole, q": ("n_step_q", "--env-id", "CartPole-v1"),
     "cartpole, sarsa": ("one_step_sarsa", "--env-id", "CartPole-v1"),
@@ -115,7 +117,7 @@ def test_a_resumed_serial_run_equals_an_unbroken_one(
     whole = train(algorithm, tmp_path / "runs", *words)
     broken = interrupted_at_the_first_checkpoint(whole, tmp_path / "broken")
 
-    assert main(f"asyncrl.{algorithm}", ["--resume", str(broken), "--no-quiet"]) == 0
+    assert main(module_of(algorithm), ["--resume", str(broken), "--no-quiet"]) == 0
 
     assert "every worker continues where it was" in capfd.readouterr().out
     assert_equal(state_of(broken), state_of(whole))

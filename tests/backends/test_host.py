@@ -60,6 +60,14 @@ def test_the_optimiser_of_a_host_remembers_as_many_updates_of_the_run(tmp_path: 
     assert of_host("impala", 2).optimizer_momentum == 0.9
 
 
+def test_a_host_warms_up_its_memory_with_its_share_of_the_steps(tmp_path: Path) -> None:
+    """With one step at least."""
+    for steps, share in ((1000, 125), (3, 1)):
+        settings = {"backend": "ray", "hosts": 8, "memory_steps": 80_000, "layout": "bundled"}
+        config: Any = on_one_host(make_run(tmp_path / str(steps), "gorila", warmup_steps=steps, **settings).spec).config
+        assert (config.memory_steps, config.warmup_steps) == (10_000, share)
+
+
 def shards_of(run: Run, count: int, hosts: int) -> list[Shard]:
     """Shards that hold the run's theta."""
     theta = run.handles.store.snapshot().numpy()

@@ -14,18 +14,20 @@ from typing import Any, cast
 import pytest
 import torch
 
+from asyncrl.api.training import conclude
 from asyncrl.backends import processes
-from asyncrl.backends.outcome import Signals
+from asyncrl.backends.outcome import Outcome, Signals
 from asyncrl.backends.processes import Child, end_all, start, start_context
 from asyncrl.core.updates import UpdateRule
 from asyncrl.parameters.shared import SharedStore
-from asyncrl.runtime.clock import UNKNOWN
-from asyncrl.runtime.monitor import View
+from asyncrl.runtime.clock import UNKNOWN, Clock
+from asyncrl.runtime.monitor import Monitor, View
 from asyncrl.runtime.protocols import EVALUATOR
 from asyncrl.storage import checkpoints
 from asyncrl.storage.checkpoints import NotSaved
+from asyncrl.storage.run_folder import RunFolder
 from tests.seams.running import train
-from tests.support import make_run
+from tests.support import make_run, status_of
 
 
 def test_after_a_second_signal_nobody_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,3 +110,46 @@ def test_a_process_that_could_not_save_a_checkpoint_says_so(tmp_path: Path, numb
             raise error
 
         assert child.end_of(process).cause == cause
+
+
+class FailingFolder(RunFolder):
+    """On a disk that fails."""
+
+    def stack_file(self, role: str) -> Path:
+        """Not there."""
+        raise OSError(errno.EIO, "Input/output error")
+
+
+def test_the_end_of_a_run_does_not_depend_on_files_of_stacks() -> None:
+    """Nothing is to be seen there if the disk fails."""
+    end_all([], Signals(), FailingFolder(Path("/nowhere")))
+
+
+def test_a_process_that_cannot_open_a_file_for_its_stack_works_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk fails as it starts."""
+    for name in ("begin", "keep_freed_memory"):
+        monkeypatch.setattr(processes, name, lambda *_: None)
+    monkeypatch.setattr(os, "_exit", lambda code: pytest.fail(f"exit with code {code}"))
+    done: list[int] = []
+
+    processes._main(Child(0, "worker-00", Clock(1, 10), FailingFolder(Path("/nowhere"))), "", done.append, (3,))
+
+    assert done == [3]
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("can't allocate memory: you tried to allocate 9 bytes")])
+def test_a_run_without_memory_for_its_last_checkpoint_has_a_last_status(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """Python's way to say so, and torch's."""
+
+    def fail(_: Monitor) -> bool:
+        raise error
+
+    run = make_run(tmp_path)
+    monkeypatch.setattr(Monitor, "save_checkpoint", fail)
+    conclude(Outcome("finished", "", 0), Monitor(run))
+
+    status = status_of(run.spec.folder.path)
+    reason = str(error) or "MemoryError"
+    assert (status["state"], status["reason"]) == ("failed", f"could not save the end of the run: {reason}")

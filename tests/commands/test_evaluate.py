@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -240,6 +241,25 @@ def test_a_folder_of_runs_has_a_row_for_each_and_a_total(
     (total,) = said["totals"]
     assert (total["algorithm"], total["runs"], total["games"], total["normalized"]) == ("a3c", 2, 1, False)
     assert total["interquartile"] == said["results"][0]["mean"]
+
+
+def test_a_run_is_played_once_however_often_it_is_named(catch: Path) -> None:
+    """It would count as several seeds."""
+    again = Config((catch, catch / ".." / catch.name, catch.parent))
+
+    assert evaluating.choose(again) == [(catch, "best")]
+
+
+def test_a_folder_that_may_not_be_read_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def is_file(self: Path) -> bool:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "is_file", is_file)
+        assert main([str(tmp_path)]) == 2
+    assert capsys.readouterr().err == f"asyncrl evaluate: error: {tmp_path} cannot be read: Permission denied\n"
 
 
 def test_no_op_starts_take_the_place_of_what_the_run_had() -> None:

@@ -164,3 +164,24 @@ def test_ones_own_run_needs_no_flag(strange: Callable[..., Path], tmp_path: Path
     assert main(["evaluate", "moved", "--episodes", "1"]) == 0
     assert main(["a3c", "--resume", "moved", "--total-steps", "600", "--quiet"]) == 0
     assert main(["evaluate", "moved", "--episodes", "1"]) == 0
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "tb"])
+def test_a_strangers_folder_that_links_elsewhere_is_not_resumed(
+    name: str, catch: Path, strange: Callable[..., Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Files there would be written, renamed and deleted. One's own run may have its checkpoints on another disk."""
+    folder = strange()
+    shutil.move(folder / name, tmp_path / "elsewhere")
+    (folder / name).symlink_to(tmp_path / "elsewhere")
+    before = sorted(tmp_path.glob("elsewhere/**"))
+    words = ["a3c", "--resume", "run", "--total-steps", "600", "--quiet"]
+
+    assert main(words) == 2
+    error = capfd.readouterr().err
+    assert f"its {name} is a link to {tmp_path}/elsewhere" in error
+    assert error.count("\n") == 1
+    assert sorted(tmp_path.glob("elsewhere/**")) == before
+
+    shutil.copy(catch / "config.json", folder)
+    assert main(words) == 0

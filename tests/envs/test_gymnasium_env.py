@@ -523,3 +523,20 @@ def test_making_a_minatar_game_leaves_logging_as_it_was() -> None:
     pytest.importorskip("minatar")
     EnvSpec("MinAtar/Seaquest-v1").probe()
     assert logging.root.manager.disable == logging.NOTSET
+
+
+def test_a_state_sets_nothing_but_what_an_environment_saves() -> None:
+    """A checkpoint may be a stranger's."""
+    environment = EnvSpec("CartPole-v1").make(3, evaluation=False)
+    assert isinstance(environment, GymnasiumEnvironment)
+    environment.reset()
+    state = environment.state()
+    assert state is not None
+    state["numbers"] |= {"gravity": 0.0, "step": None, "state": [0.0, 0.5, 0.0, 0.0]}
+
+    environment.restore(state)
+
+    native: Any = environment.native.unwrapped
+    assert native.gravity == 9.8
+    assert native.step is not None
+    assert native.state.tolist() == [0.0, 0.5, 0.0, 0.0]

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
 import numpy as np
 import pytest
 
 from asyncrl.envs.environment import BadEnvironment, EpisodeLost
 from asyncrl.envs.rebuilding import MOST_BREAKS, Rebuilding
-from tests.support import Counting
+from asyncrl.runtime.seeding import ENVIRONMENT, derive
+from tests.support import Counting, make_run
 
 
 class Brittle(Counting):
@@ -104,3 +110,22 @@ def test_it_can_be_filmed_if_what_it_wraps_can() -> None:
     assert environment.picture().max() == 1
     environment.step(0)
     assert environment.picture().max() == 9
+
+
+def test_each_environment_that_is_rebuilt_has_a_seed_of_its_own(tmp_path: Path) -> None:
+    """Also in a worker that follows one that has died. Those that are not rebuilt have the seeds they always had."""
+    from asyncrl.envs.spec import EnvSpec
+    from asyncrl.runtime.roles import build_environments
+
+    seeds: list[int] = []
+    run = make_run(tmp_path, on_env_error="rebuild")
+    make = lambda seed, evaluation: seeds.append(seed) or EnvSpec("Catch").make(seed, evaluation)  # type: ignore[func-returns-value]  # noqa: E731
+    for incarnation in range(3):
+        spec = replace(run.spec, environment=cast(Any, SimpleNamespace(make=make)), incarnation=incarnation)
+        (environment,) = build_environments(replace(run, spec=spec), 0, 1, False)
+        for number in range(1, 4):
+            cast(Any, environment)._make(number)
+
+    assert len(set(seeds)) == 12
+    places = (0, 0, 0), (0, 0, 0, 1), (0, 0, 0, 2)
+    assert seeds[::4] == [derive(run.spec.config.seed, ENVIRONMENT, *place) for place in places]

@@ -76,7 +76,7 @@ class Counter(FixedAgent):
 
 
 def spaces_of(stack: int) -> Spaces:
-    return Spaces((stack, 1, 2), "uint8", 3, kind="screen")
+    return Spaces((stack, 1, 2), "uint8", 10_000, kind="screen")
 
 
 def collector_of(environments: Sequence[Written], stack: int, t_max: int) -> Collector:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
+from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
 
 import pytest
@@ -15,7 +16,7 @@ from asyncrl.core.rollout import Rollout
 from asyncrl.experience import batches
 from asyncrl.experience.batches import Batches
 from asyncrl.experience.blocks import RolloutShape
-from asyncrl.runtime.clock import BUILDING, ENDED, FINISH, READY, RUNNING, Clock
+from asyncrl.runtime.clock import BUILDING, ENDED, FINISH, READY, RUNNING, Clock, Watch
 from asyncrl.runtime.protocols import Batch
 from tests.experience.test_blocks import VECTOR, rollout_of
 
@@ -61,7 +62,16 @@ class Time:
 def time(monkeypatch: pytest.MonkeyPatch) -> Time:
     time = Time()
     monkeypatch.setattr(batches, "time", time)
+    monkeypatch.setattr(batches, "Watch", lambda: Watch(now=time.monotonic))
     return time
+
+
+def wait(experience: Batches, time: Time, seconds: float) -> Batch | None:
+    """Ask for a batch several times a second, for so long: the first one that there is."""
+    until = time.now + seconds
+    while (batch := experience.take()) is None and time.now < until:
+        time.now += 0.1
+    return batch
 
 
 def test_in_step_a_batch_is_one_rollout_of_each_actor() -> None:
@@ -217,11 +227,9 @@ def test_a_batch_goes_on_without_an_actor_that_was_waited_for(time: Time) -> Non
     for actor in (0, 2):
         experience.put(actor, numbered(actor), 0)
     assert experience.take() is None
-    time.now += 9.9
-    assert experience.take() is None
-    time.now += 0.2
+    assert wait(experience, time, 9.8) is None
 
-    batch = experience.take()
+    batch = wait(experience, time, 0.4)
     assert (numbers_in(batch), batch.missing) == ([0, 2], 1)  # type: ignore[union-attr]
     experience.release()
 
@@ -260,9 +268,7 @@ def test_an_actor_that_hangs_is_waited_for_only_once(time: Time) -> None:
     """Otherwise each batch would take ten seconds; after it has come back, it is waited for again."""
     experience = batches_of(2)
     experience.put(0, numbered(0), 0)
-    assert experience.take() is None
-    time.now += 11
-    assert numbers_in(experience.take()) == [0]
+    assert numbers_in(wait(experience, time, 11)) == [0]
     experience.release()
 
     experience.put(0, numbered(1), 0)
@@ -283,9 +289,7 @@ def test_another_that_is_missing_is_waited_for_all_the_same(time: Time) -> None:
     experience = batches_of(3)
     experience.put(0, numbered(0), 0)
     experience.put(1, numbered(1), 0)
-    experience.take()
-    time.now += 11
-    assert numbers_in(experience.take()) == [0, 1]
+    assert numbers_in(wait(experience, time, 11)) == [0, 1]
     experience.release()
 
     experience.put(0, numbered(2), 0)
@@ -297,8 +301,7 @@ def test_in_turns_time_does_not_matter(time: Time) -> None:
     experience = batches_of(2, in_turns=True)
     experience.put(0, numbered(0), 0)
     assert experience.take() is None
-    time.now += 1e9
-    assert experience.take() is None
+    assert wait(experience, time, 100) is None
 
 
 def test_nobody_is_waited_for_when_the_run_is_over() -> None:
@@ -379,3 +382,36 @@ def test_hundreds_of_actors_fit_through_the_door_of_a_child() -> None:
     assert batch is not None
     assert batch.versions == [3]
     assert numbers_in(batch) == [7]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda state: state["0.blocks.numbers"][0, 2].fill_(-1),
+        lambda state: state["0.blocks.numbers"][0, 2].fill_(5),
+        lambda state: state["0.blocks.truncated"][0, 0, 0].fill_(2),
+        lambda state: state["0.blocks.truncated"][0, 1, 0].fill_(-1),
+        lambda state: state["0.blocks.actions"][0, 1, 1].fill_(4),
+    ],
+)
+def test_rollouts_of_a_stranger_that_point_out_of_themselves_are_refused(change: Callable[..., object]) -> None:
+    """A time, an environment or an action that there is not."""
+    before = batches_of(2)
+    before.put(0, rollout_of(SHAPE, truncated=2), 0)
+    state = before.state()
+    change(state)
+
+    with pytest.raises(UsageError, match="its truncations or actions are invalid"):
+        batches_of(2).restore(state)
+
+
+def test_a_learner_that_was_stopped_with_its_actors_waits_for_them(time: Time) -> None:
+    """Ctrl-Z for a minute: nobody hangs."""
+    experience = batches_of(2)
+    experience.put(0, numbered(0), 0)
+    assert experience.take() is None
+    time.now += 60
+
+    assert experience.take() is None
+    assert wait(experience, time, 9.0) is None
+    assert numbers_in(wait(experience, time, 2.0)) == [0]

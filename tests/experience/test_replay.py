@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -373,3 +374,30 @@ def test_several_learners_draw_from_all_steps_and_keep_the_ratio_together() -> N
         if memory.take(learner) is not None:
             memory.release(learner)
     assert memory.learnt() == 10
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda state: state["drawing.0.priorities"][50].fill_(1.0),  # its row would be before the first
+        lambda state: state["drawing.0.priorities"][3].fill_(-1.0),
+        lambda state: state["drawing.0.known"].fill_(11),
+        lambda state: state["drawing.0.known"].fill_(-1),
+        lambda state: state.update({"drawing.0.known": torch.zeros(2, dtype=torch.int64)}),
+        lambda state: state["learnt"].fill_(-1),
+        lambda state: state.update(learnt=state["learnt"].double()),
+        lambda state: state.pop("learnt"),
+    ],
+)
+def test_what_a_stranger_says_of_the_sampling_is_refused(change: Callable[..., object]) -> None:
+    """Rows that do not exist would be read."""
+    plan = replace(BY_PRIORITY, actors=1, environments=1, capacity=60, ratio=10.0, warmup_steps=5, kept=True)
+    world, again = World(plan), World(plan)
+    world.put(0, 0)
+    world.take()
+    state = world.memory.state()
+    assert state is not None
+    change(state)
+
+    with pytest.raises(UsageError, match="the checkpoint"):
+        again.memory.restore(state)

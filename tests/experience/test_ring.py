@@ -316,6 +316,10 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing() -> None:
     ):
         with pytest.raises(UsageError, match="different shape"):
             ring.restore(wrong)
+    counts = [[0, 2], [-1, -3], [2**62, 2**62 - 2], [2.0, 0.0], [2, 0, 0]]
+    for wrong in ({}, *(state | {"counts": torch.tensor(numbers)} for numbers in counts)):
+        with pytest.raises(UsageError, match="its counts are missing or invalid"):
+            ring.restore(wrong)
     assert holds(ring.read(0), 1)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -155,3 +157,44 @@ def test_a_memory_goes_on_from_a_copy_of_it() -> None:
     assert not fresh.read(streams, np.array([before - 1])).usable.any()
     with pytest.raises(UsageError, match="--memory-steps"):
         Steps(shape, 1, 1, 24).restore(state, writers_go_on=True)
+
+
+WRONG: dict[str, Callable[[dict[str, torch.Tensor]], object]] = {
+    "rows before the first": lambda state: state["cells"][0, :2].fill_(-7),
+    "more rows written than begun": lambda state: state["cells"][0, 1].add_(9),
+    "more rows than there can be": lambda state: state["cells"][0, :2].fill_(2**62),
+    "no steps": lambda state: state["cells"][0, 2].fill_(-1),
+    "rows kept before the first": lambda state: state["kept"][0, 0].fill_(-1),
+    "rows kept behind the last": lambda state: state["kept"][0, 1].add_(1),
+    "rows kept backwards": lambda state: state["kept"][0, 0].add_(100),
+    "more rows kept than there is room for": lambda state: state["kept"][0, 0].zero_(),
+    "no age": lambda state: state["newest"][0].fill_(-(2**63)),
+    "no action": lambda state: state["actions"][3].fill_(10_000),
+    "an action before the first": lambda state: state["actions"][3].fill_(-1),
+    "no priority": lambda state: state["priorities"][3].fill_(-1),
+    "floats": lambda state: state.update(cells=state["cells"].double()),
+    "another type of rewards": lambda state: state.update(rewards=state["rewards"].bfloat16()),
+    "another capacity": lambda state: state.update(capacity=torch.tensor([23, 23])),
+    "rows of one column": lambda state: state.update(rewards=state["rewards"][:-1]),
+    "all of one shape": lambda state: state.update(kept=state["kept"][0]),
+} | {
+    f"without {name}": lambda state, name=name: state.pop(name)  # type: ignore[misc]
+    for name in ("cells", "kept", "newest", "capacity", "actions", "frames", "marks", "priorities")
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_what_a_stranger_says_of_the_rows_is_refused(wrong: str) -> None:
+    """It goes into memory that compiled code believes: in one line, and nothing has changed."""
+    shape = StepShape(spaces(3), 3, 2, priorities=True)
+    steps, again = Steps(shape, 1, 1, 23), Steps(shape, 1, 1, 23)
+    collector = collector_of([Written([GOES_ON], 3, 0)], 3, 4)
+    for _ in range(9):
+        steps.add(0, next(collector))
+    state = steps.state()
+    WRONG[wrong](state)
+
+    with pytest.raises(UsageError, match="replay memory"):
+        again.restore(state, writers_go_on=True)
+    assert again.written.tolist() == again.begun.tolist() == [0]
+    again.add(0, next(collector))

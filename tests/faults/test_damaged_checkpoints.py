@@ -113,7 +113,7 @@ def rewrite(checkpoint: Path, change: Callable[[dict[str, Any]], object]) -> Non
 WRONG: dict[str, tuple[Any, ...]] = {
     "steps": ("300", -1, 3.5, True, None, 2**70),
     "updates": ("x", None, 10**30),
-    "seconds": ("1", -0.5, float("nan"), float("inf"), None),
+    "seconds": ("1", -0.5, 2.0**60, float("nan"), float("inf"), None),
     "files": ([], {}, {"weights.safetensors": {}}, {"weights.safetensors": "x", "state.safetensors": "x"}),
     "facts": (None, [], "x"),
 }
@@ -166,6 +166,47 @@ def test_a_checkpoint_without_a_fact_that_a_run_needs_is_refused(
     assert main("asyncrl.a3c", ["--resume", str(run), "--total-steps", "2000"]) == 2
     error = capfd.readouterr().err
     assert (fact in error, error.count("\n")) == (True, 1)
+
+
+@pytest.mark.parametrize(
+    ("fact", "value"),
+    [
+        ("part", -1), ("part", True), ("part", 2**63), ("dropped_gradients", 2**70), ("stale_gradients", -1),
+        ("outlier_gradients", "x"), ("updates_lost", "x"), ("updates_lost", 2**63), ("updates_lost", None),
+        ("config", []),
+    ],
+)  # fmt: skip
+def test_a_checkpoint_with_a_fact_that_is_no_count_is_refused(
+    run: Path, capfd: pytest.CaptureFixture[str], fact: str, value: Any
+) -> None:
+    """One line that names the fact."""
+    rewrite(checkpoints.find(run / "checkpoints")[-1], lambda manifest: manifest["facts"].update({fact: value}))
+
+    assert main("asyncrl.a3c", ["--resume", str(run), "--total-steps", "2000"]) == 2
+    error = capfd.readouterr().err
+    assert (f"{fact} is missing or invalid in its manifest" in error, error.count("\n")) == (True, 1)
+
+
+def test_a_best_score_that_is_none_is_ignored(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The next evaluation is the best."""
+    (best,) = checkpoints.find(run / "checkpoints", "best")
+    rewrite(best, lambda manifest: manifest["facts"].update(best_score="x"))
+
+    assert main("asyncrl.a3c", ["--resume", str(run), "--total-steps", "2000"]) == 0
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("value", [[3], "x", {"$tensor": "exact.0"}, {"$tensor": [], "type": "Tensor"}])
+def test_a_state_of_the_workers_of_another_kind_is_refused(
+    run: Path, capfd: pytest.CaptureFixture[str], value: Any
+) -> None:
+    """One line; with processes nobody asks for it."""
+    *_, newest, last = checkpoints.find(run / "checkpoints")
+    shutil.rmtree(last)
+    rewrite(newest, lambda manifest: manifest["facts"].update(exact=value))
+
+    assert main("asyncrl.a3c", ["--resume", str(run), "--total-steps", "2000"]) == 2
+    assert capfd.readouterr().err.count("\n") == 1
 
 
 def test_a_checkpoint_without_a_tensor_that_a_run_needs_is_refused(

@@ -437,3 +437,12 @@ def test_one_of_several_writers_that_dies_within_an_update_tears_nothing(
         push(store, who, torch.ones(2), 0)
 
     assert not store.torn
+
+
+@pytest.mark.parametrize("counts", [torch.tensor(3), torch.ones(2), torch.tensor([-1, 0]), torch.zeros(2, 2).long()])
+def test_counts_of_a_checkpoint_that_are_none_are_refused(counts: Tensor) -> None:
+    """In one line."""
+    store = shared_store(torch.zeros(3), PLAIN_SGD, workers=2)
+
+    with pytest.raises(UsageError, match="its writer_updates are no counts"):
+        store.restore(torch.zeros(3), store.state() | {"writer_updates": counts}, Counts())

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from asyncrl.commands.plot import main
 from asyncrl.core.errors import UsageError
+from asyncrl.plots import curves
 from asyncrl.plots.curves import RunData, draw_curves, label_curves, read_references
-from asyncrl.plots.figures import save_figure, unit_of
+from asyncrl.plots.figures import Line, Panel, draw, save_figure, unit_of
 
 
 def make_run(folder: Path, scores: list[float], **settings: Any) -> Path:
@@ -121,6 +123,50 @@ def test_the_strong_line_is_the_median_as_far_as_all_seeds_go(tmp_path: Path) ->
     save_figure(figure, tmp_path / "figure.png")
 
 
+def test_a_run_that_was_resumed_goes_on_from_there(tmp_path: Path) -> None:
+    """It was killed at 450 steps, after its checkpoint at 200; the best evaluation is still the run's best."""
+    folder = make_run(tmp_path / "run", [])
+    steps = {100: 1, 200: 2, 300: 3, 400: 9} | {210: -10, 310: -9, 410: -8}
+    rows = [{"steps": at, "seconds": at / 10, "mean": score} for at, score in steps.items()]
+    (folder / "evaluator.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    run = RunData(folder)
+    (line,) = draw_curves([run]).axes[0].lines
+
+    assert list(line.get_xdata()) == pytest.approx([0.1, 0.2, 0.21, 0.31, 0.41])
+    assert list(line.get_ydata()) == [1, 2, -10, -9, -8]
+    assert run.best == 9
+
+
+def test_a_run_that_is_named_twice_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However it is named: it is not two seeds."""
+    run = make_run(tmp_path / "run", [0.0, 1.0])
+    (tmp_path / "link").symlink_to(run)
+    drawn: list[int] = []
+    monkeypatch.setattr(curves, "draw_curves", lambda runs, *more: drawn.append(len(runs)) or Figure())
+
+    assert main([str(run), f"{run}/../run/", str(tmp_path / "link"), "--out", str(tmp_path / "out.png")]) == 0
+
+    assert drawn == [1]
+
+
+@pytest.mark.parametrize(("count", "length", "columns"), [(2, 3, 2), (5, 10, 5), (4, 24, 3), (40, 24, 3), (256, 70, 1)])
+def test_a_legend_is_as_wide_as_the_figure_which_grows_with_it(count: int, length: int, columns: int) -> None:
+    """The panel keeps its height; a legend of two rows has room anyway."""
+    lines = [Line([0, 1], [0, i], "C0", f"{i:0{length}}") for i in range(count)]
+    figure = draw([[Panel(lines, "x", "y")]], 4.0, 8.0)
+    figure.draw_without_rendering()
+    box = figure.legends[0].get_window_extent()
+
+    assert len({round(text.get_window_extent().x0) for text in figure.legends[0].get_texts()}) == columns
+    assert box.x0 >= 0
+    assert box.x1 <= figure.bbox.width
+    panel = figure.axes[0].get_window_extent()
+    assert panel.y0 > box.y1
+    assert panel.height / figure.dpi > 3.7
+    assert figure.get_figheight() == 4.9 or count > 5
+
+
 def test_references_lie_on_the_same_axis(tmp_path: Path) -> None:
     """Steps in thousands like the runs'; two labels, two lines."""
     file = tmp_path / "others.csv"
@@ -166,7 +212,12 @@ def test_the_command_draws_a_picture(tmp_path: Path, capsys: pytest.CaptureFixtu
         (["{tmp}/run", "{tmp}/empty", "{tmp}/nowhere"], "is not a run: no such folder"),
         (["{tmp}/run", "--x", "hours"], "--x takes steps, frames or minutes, got 'hours'"),
         (["{tmp}/run", "--out", "{tmp}/out.abc"], "cannot write"),
-        (["{tmp}/run", "--reference", "{tmp}/none.csv"], "is not a file of reference curves"),
+        (["{tmp}/run", "--out", "."], "cannot write .: name a file"),
+        (["{tmp}/run", "--out", ""], "cannot write .: name a file"),
+        (["{tmp}/run", "--out", "/"], "cannot write /: name a file"),
+        (["{tmp}/run", "--out", "{tmp}/.."], "/..: name a file"),
+        (["{tmp}/odd"], "evaluator.jsonl cannot be read: Is a directory"),
+        (["{tmp}/run", "--reference", "{tmp}/none.csv"], "none.csv cannot be read: No such file or directory"),
         (["{tmp}/run", "--reference", "{tmp}/empty.csv"], "has no rows"),
         (["{tmp}/run", "--reference", "{tmp}/words.csv"], "is not a file of reference curves"),
         (["{tmp}/run", "--x", "minutes", "--reference", "{tmp}/steps.csv"], "the reference they has no minutes"),
@@ -178,6 +229,8 @@ def test_mistakes_are_one_line(
     """Exit code 2 and what is wrong."""
     make_run(tmp_path / "run", [0.0, 1.0])
     make_run(tmp_path / "empty", [])
+    (make_run(tmp_path / "odd", []) / "evaluator.jsonl").unlink()
+    (tmp_path / "odd" / "evaluator.jsonl").mkdir()
     (tmp_path / "empty.csv").write_text("label,steps,score\n")
     (tmp_path / "words.csv").write_text("label,steps,score\nthey,many,5\n")
     (tmp_path / "steps.csv").write_text("label,steps,score\nthey,1,5\n")

@@ -15,7 +15,7 @@ import pytest
 from asyncrl.commands.report import main
 from asyncrl.commands.train import main as train
 from asyncrl.plots.charts import histogram, line_chart, thinned
-from asyncrl.plots.report import make_page, read_runs
+from asyncrl.plots.report import make_page, read_runs, workers
 from tests.support import evaluations_of, status_of, the_run
 
 WORDS = ["--env-id", "Catch", "--workers", "2", "--total-steps", "1500", "--backend", "serial", "--quiet"]
@@ -258,6 +258,38 @@ def test_hosts_are_told_as_well(runs: list[Path], tmp_path: Path) -> None:
     told = section(page, "Faults")
     assert "<td>host_lost</td><td>host 1</td><td>its machine went down</td>" in told
     assert "<td>shard_lost</td><td>shard 0</td><td>its machine went down</td>" in told
+
+
+def test_a_run_that_was_resumed_has_what_it_made_last(runs: list[Path], tmp_path: Path) -> None:
+    """Killed after 1,200 steps, and made anew from its checkpoint at 501; named twice, it is still one run."""
+    run = Path(shutil.copytree(runs[0], tmp_path / "run"))
+    for file in run.glob("*.jsonl"):
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
+        killed = [row for row in rows if row.get("steps", 0) <= 1200]
+        resumed = [{"event": "resumed", "steps": 501}] if file.stem == "supervisor" else []
+        rows = killed + resumed + [row for row in rows if row.get("steps", 0) > 501]
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (once,), (data,) = read_runs(runs[:1]), read_runs([run])
+
+    for found, plain in ((data.evaluations, once.evaluations), (data.rows, once.rows)):
+        assert [row["steps"] for row in found] == [row["steps"] for row in plain]
+    assert [row["steps"] for row in workers(data)] == [row["steps"] for row in workers(once)]
+    assert any(row["event"] == "resumed" for row in data.faults)
+    assert main([str(run), f"{run}/", "--out", str(tmp_path / "report.html")]) == 0
+    assert "a3c on Catch" in (tmp_path / "report.html").read_text()
+    assert "1: run" not in (tmp_path / "report.html").read_text()
+
+
+def test_records_that_cannot_be_read_are_one_line(
+    runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Here a folder lies in the place of a file."""
+    run = Path(shutil.copytree(runs[0], tmp_path / "run"))
+    (run / "worker-00.jsonl").unlink()
+    (run / "worker-00.jsonl").mkdir()
+
+    assert main([str(run), "--out", str(tmp_path / "report.html")]) == 2
+    assert capsys.readouterr().err.endswith("worker-00.jsonl cannot be read: Is a directory\n")
 
 
 @pytest.mark.parametrize(

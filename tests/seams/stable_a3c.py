@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from asyncrl.a3c import A3C
-from asyncrl.config.groups import StabilitySettings
+from asyncrl.config.replay import StabilitySettings
 
 
 class Stable(A3C):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from asyncrl.storage.files import plain, read_json, write_json
+from asyncrl.storage.files import plain, read_facts, read_json, write_json
 from tests.storage.limits import no_file_beyond
 
 
@@ -135,3 +135,10 @@ def test_reading_something_else_names_the_file(tmp_path: Path) -> None:
         read_json(tmp_path / "status.json")
     with pytest.raises(FileNotFoundError):
         read_json(tmp_path / "absent.json")
+
+
+@pytest.mark.parametrize("content", ["", "[1]", "{", "[" * 100_000, '{"a":' * 100_000])
+def test_facts_that_cannot_be_read_are_none(tmp_path: Path, content: str) -> None:
+    """However deep they are nested."""
+    (tmp_path / "status.json").write_text(content)
+    assert read_facts(tmp_path / "status.json") == {}

@@ -14,6 +14,7 @@ import pytest
 
 from asyncrl.storage import files
 from asyncrl.storage.records import RecordReader, RecordWriter, read_records
+from asyncrl.storage.rows import made_last
 from tests.storage.limits import no_file_beyond
 
 
@@ -32,6 +33,19 @@ def test_rows_come_back_in_order(path: Path) -> None:
     write(path, {"steps": 1, "return": -21.0}, {"steps": 2, "text": "two\nlines \u2028 and ü"})
     assert read_records(path) == [{"steps": 1, "return": -21.0}, {"steps": 2, "text": "two\nlines \u2028 and ü"}]
     assert path.read_bytes().count(b"\n") == 2
+
+
+def test_what_a_run_made_anew_takes_the_place_of_what_it_had_made() -> None:
+    """Resumed twice; rows without steps stay where they are."""
+
+    def made(*steps: int) -> list[int]:
+        rows = made_last([{"steps": at} if at else {"event": "ready"} for at in steps])
+        return [row.get("steps", 0) for row in rows]
+
+    assert made(0, 100, 200, 300, 0, 150, 250, 350, 0, 200, 300) == [0, 100, 0, 150, 0, 200, 300]
+    assert made(100, 200, 300, 0, 200, 300, 300) == [100, 0, 200, 300, 300]
+    assert made(100, 300, 0, 200, 0, 200) == [100, 0, 200, 0, 200]
+    assert made() == []
 
 
 def test_a_row_is_visible_before_the_file_is_closed(path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import platform
@@ -15,8 +16,10 @@ import pytest
 
 import asyncrl
 from asyncrl.core.errors import UsageError
+from asyncrl.storage import files
 from asyncrl.storage.files import write_json
-from asyncrl.storage.run_folder import RunFolder, default_name, host_facts, versions
+from asyncrl.storage.records import RecordWriter
+from asyncrl.storage.run_folder import RunFolder, default_name, host_facts, started_at, versions
 
 
 def test_a_run_lies_under_its_algorithm_and_environment(tmp_path: Path) -> None:
@@ -166,6 +169,16 @@ def test_what_is_no_run_is_refused_in_one_line(tmp_path: Path) -> None:
         RunFolder.open(tmp_path)
 
 
+def test_a_folder_that_may_not_be_read_is_refused_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def is_file(self: Path) -> bool:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "is_file", is_file)
+        with pytest.raises(UsageError, match=f"^{tmp_path} cannot be read: Permission denied$"):
+            RunFolder.open(tmp_path)
+
+
 def test_paths_are_absolute_so_that_a_change_of_directory_moves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -242,3 +255,52 @@ def test_nothing_but_checkpoints_imports_torch() -> None:
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout == "[]\n"
+
+
+def test_no_file_is_written_through_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder may be somebody else's, and its links may lead to the user's own files. Its other names work."""
+    monkeypatch.setattr(files, "TRIES", 0)
+    run = RunFolder.create(tmp_path / "runs", "a3c", "Chain", "first")
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    links = {
+        "lock": run.path / "run.lock", "status": run.path / ".status.json.tmp", "rows": run.worker_file(0),
+        "traceback": run.traceback_file("worker-00"), "culprit": run.culprit_file("worker-00"),
+    }  # fmt: skip
+    for name, link in links.items():
+        (mine / name).write_text("precious")
+        link.symlink_to(mine / name)
+
+    with pytest.raises(UsageError, match="cannot write into"), run.occupied():
+        pass
+    write_json(run.status_file, {"state": "running"})
+    writer = RecordWriter(run.worker_file(0))
+    writer.write({"x": 1})
+    writer.close()
+    run.write_traceback("worker-00", "a traceback")
+    with pytest.raises(OSError, match="symbolic link"):
+        files.write_synced(run.culprit_file("worker-00"), b"tensors")
+
+    assert {file.read_text() for file in mine.iterdir()} == {"precious"}
+    assert writer.missing == 1
+    assert files.read_json(run.status_file) == {"state": "running"}
+
+
+def test_a_run_can_be_reached_through_a_link(tmp_path: Path) -> None:
+    """Such as runs/ on another disk."""
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "runs").symlink_to(tmp_path / "disk")
+    run = RunFolder.create(tmp_path / "runs", "a3c", "Chain", "first")
+
+    with run.occupied():
+        write_json(run.status_file, {"state": "running"})
+        run.write_traceback("worker-00", "a traceback \udcff")
+
+    assert run.traceback_file("worker-00").read_text() == r"a traceback \udcff"
+    assert files.read_json(run.status_file) == {"state": "running"}
+
+
+@pytest.mark.parametrize("started", ["0001-01-01T00:00:00+14:00", "yesterday", 7, None])
+def test_a_run_with_a_time_that_is_none_is_older_than_all_others(tmp_path: Path, started: object) -> None:
+    (tmp_path / "status.json").write_text(json.dumps({"state": "finished", "started": started}))
+    assert started_at(tmp_path).year == 1

@@ -9,7 +9,7 @@ from asyncrl.core.errors import UsageError
 from asyncrl.studies.search import Axis, combine, group_words, make_axis
 from asyncrl.studies.study import words_of
 
-FIELDS = dict.fromkeys(("learning_rate", "t_max", "workers", "hidden_sizes"), False) | {"double_q": True}
+FIELDS = dict.fromkeys(("learning_rate", "t_max", "hidden_sizes"), float) | {"workers": int, "double_q": bool}
 
 
 def axis_of(*words: str, seed: int = 1) -> Axis:
@@ -48,6 +48,13 @@ def test_more_draws_begin_with_the_fewer() -> None:
 
     assert many[:5] == few
     assert axis_of("--t-max", "5", "uniform", "0", "1", seed=2).values != few
+
+
+def test_whole_numbers_are_drawn_whole() -> None:
+    """Within the bounds."""
+    values = axis_of("--workers", "50", "uniform", "1", "10").values
+
+    assert {int(value) for value in values} == set(range(1, 11))
 
 
 def test_lists_are_a_grid_and_draws_go_together() -> None:

@@ -6,11 +6,14 @@ import errno
 import fcntl
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from asyncrl.core.errors import UsageError
+from asyncrl.studies import jobs
 from asyncrl.studies.jobs import Job, alone_in, is_done, run_jobs, share_cores
 
 
@@ -96,6 +99,37 @@ def test_the_lock_is_held_while_the_study_goes_on(tmp_path: Path) -> None:
     with alone_in(tmp_path, silent), pytest.raises(BlockingIOError):
         take()
     take()
+
+
+def test_an_interrupt_while_tasks_are_handed_out_stops_those_that_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As any later one does."""
+    stopped: list[bool] = []
+    monkeypatch.setattr(jobs.RunningJobs, "stop", lambda self: stopped.append(True))
+
+    class Tasks(list[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        jobs.run_tasks(Tasks(), tmp_path, 1, 0, silent)
+    assert stopped == [True]
+
+
+def test_a_folder_that_cannot_be_removed_fails_its_run_alone(tmp_path: Path) -> None:
+    """Here a link leads to it."""
+    first, second = (Job("a3c", "Catch", name, ()) for name in ("one", "two"))
+    place = first.folder(tmp_path)
+    place.parent.mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    place.symlink_to(tmp_path / "elsewhere")
+    finish(second.folder(tmp_path))
+
+    with alone_in(tmp_path, silent) as lock:
+        (failure,) = run_jobs([first, second], tmp_path, 1, lock, silent)
+
+    assert failure.startswith(f"{first}: {place} cannot be removed: ")
 
 
 @pytest.mark.slow

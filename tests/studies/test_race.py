@@ -13,10 +13,13 @@ import pytest
 
 from asyncrl.commands import speedup
 from asyncrl.commands.race import main
+from asyncrl.core.errors import UsageError
+from asyncrl.plots.figures import Panel
+from asyncrl.studies import race
 from asyncrl.studies.documents import time_text
-from asyncrl.studies.measure import measure_all
+from asyncrl.studies.measure import Measurement, measure, measure_all
 from asyncrl.studies.race import Result, equal_time, mean_places, merits_of, names_of, rank, write_report
-from asyncrl.studies.study import Cell, Settings, Study, StudyPlan
+from asyncrl.studies.study import Cell, Reference, Settings, Study, StudyPlan
 
 ENV = "Catch"
 REFUSED = [
@@ -349,3 +352,85 @@ def test_last_scores_are_normalised_by_the_races_own_runs(unscored: Study) -> No
         expected = [(score - lowest) / (highest - lowest) for score in scores[result.name]]
         assert merits_of(result, results) == pytest.approx(expected)
     assert "| method | runs | interquartile mean | optimality gap |" in text
+
+
+def test_curves_are_of_finished_runs(tmp_path: Path) -> None:
+    """As the tables are: one that failed soon would be held at its first score."""
+    file = made_up(tmp_path / "race", score=None)
+    for cell in file.cells:
+        if cell.seed > 1:
+            (file.folder(cell) / "status.json").write_text(json.dumps({"state": "failed"}))
+    drawn: dict[str, int] = {}
+
+    def curves(groups: dict[str, list[Measurement]], *more: object, **titles: object) -> Panel:
+        drawn.update({name: len(runs) for name, runs in groups.items()})
+        return Panel([], "")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(race, "learning_curves", curves)
+        write_report(file, lambda said: None)
+
+    assert drawn == {"A3C": 1, "PPO": 1}
+
+
+@pytest.mark.parametrize("without", [("a3c",), ("a3c", "ppo")])
+def test_runs_without_evaluations_are_not_compared(tmp_path: Path, without: tuple[str, ...]) -> None:
+    """They finished, so they are in the tables."""
+    file = made_up(tmp_path / "race", score=None)
+    for cell in file.cells:
+        if cell.algorithm in without:
+            (file.folder(cell) / "evaluator.jsonl").unlink()
+
+    text = write_report(file, lambda said: None).read_text()
+
+    assert "Pairwise comparison" not in text
+    assert "nan" not in text
+    assert "| A3C |" in text
+
+
+@pytest.mark.parametrize("second", [("mine.a3c", "my_env:Make"), ("a3c", "my_env_Make")])
+def test_different_runs_never_share_a_folder(tmp_path: Path, second: tuple[str, str]) -> None:
+    """Nothing is added to the race that is there."""
+    file = Study(tmp_path, "race")
+    first, other = (Cell(*own, "local", 0, 1) for own in (("a3c", "", "my_env:Make"), (second[0], "", second[1])))
+    file.add(StudyPlan("one", {first.env_id: Settings()}, [first]))
+
+    with pytest.raises(UsageError, match=r"would share .*: choose another --runs-dir"):
+        file.add(StudyPlan("two", {other.env_id: Settings()}, [other]))
+
+    assert (file.cells, file.commands) == ([first], ["one"])
+
+
+def test_a_run_that_was_resumed_is_measured_as_it_was_made_last(tmp_path: Path) -> None:
+    """Killed at 450 steps and resumed from 200: what it made anew counts, but its best checkpoint is the older one."""
+    cell = Cell("a3c", "", ENV, "local", 0, 1)
+    steps = [100, 200, 300, 400, 210, 310, 410]
+    evaluations = [{"steps": at, "seconds": at / 10, "mean": own} for at, own in zip(steps, range(7), strict=True)]
+    evaluations[3]["mean"] = 9.0
+    work = [{"steps": at, "seconds": at / 10, "worker_steps": 100, "time": {"act": 1.0}} for at in (*steps[:4], 300)]
+    for name, rows in (("evaluator.jsonl", evaluations), ("worker-00.jsonl", work)):
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "status.json").write_text(json.dumps({"state": "finished", "best_score": 9.0}))
+
+    run = measure(cell, tmp_path, Reference(9.0, "given"))
+
+    assert [(each.steps, each.score) for each in run.evaluations] == [(100, 0), (200, 1), (210, 4), (310, 5), (410, 6)]
+    assert (run.best_score(), run.best_score(2), run.reach, run.last_score()) == (9.0, 5.5, None, 6.0)
+    assert (run.steps, run.seconds) == (300, 30.0)
+
+
+def test_a_study_that_cannot_be_read_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Here a folder lies in the place of the file."""
+    (tmp_path / "study.json").mkdir()
+
+    assert main(["--report-only", "--runs-dir", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.endswith("study.json cannot be read: Is a directory\n")
+
+
+def test_help_for_the_runs_leaves_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is that of the first method."""
+    with pytest.raises(SystemExit):
+        main(["--algorithms", "a3c", "--env-ids", ENV, "--runs-dir", str(tmp_path / "race"), "--", "--help"])
+
+    assert "--t-max" in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []

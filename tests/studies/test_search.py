@@ -17,6 +17,7 @@ from asyncrl.commands.sweep import main, understand
 from asyncrl.core.errors import UsageError
 from asyncrl.core.extras import to_install
 from asyncrl.studies import jobs
+from asyncrl.studies import search as searching
 from asyncrl.studies.jobs import Job, RunningJobs
 from asyncrl.studies.search import Search, importances
 from asyncrl.studies.study import Study
@@ -185,9 +186,52 @@ def test_a_search_among_other_values_is_another_one(
     assert main([*line, "--trials", "1"]) == 0
 
     assert main([*line, "0.95", "--trials", "2"]) == 2
-    assert "a search among other values needs another --runs-dir" in capsys.readouterr().err.splitlines()[-1]
+    refusal = f"{tmp_path} has a search of a3c Catch among other settings: choose another --runs-dir"
+    assert refusal in capsys.readouterr().err.splitlines()[-1]
     assert main([*line, "--trials", "2"]) == 0
     assert len(runs) == 2
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        ["--total-steps", "2000", *RATE],
+        ["--total-steps", "1000", "--t-max", "8", *RATE],
+        ["--total-steps", "1000", "--learning-rate", "log-uniform", "1e-4", "1e-1"],
+        ["--total-steps", "1000", "--seeds", "2", *RATE],
+    ],
+)
+def test_the_trials_of_another_search_are_not_counted(
+    tmp_path: Path, runs: list[Job], capsys: pytest.CaptureFixture[str], other: list[str]
+) -> None:
+    """It is refused before the first run, also of another environment, for which there is no search yet."""
+    assert main([*WORDS, "--trials", "2", "--runs-dir", str(tmp_path)]) == 0
+
+    for env_ids in (["Catch"], ["Chain", "Catch"]):
+        assert main(["--env-ids", *env_ids, *other, "--trials", "2", "--runs-dir", str(tmp_path)]) == 2
+        assert "has a search of a3c Catch among other settings" in capsys.readouterr().err
+    assert len(runs) == 2
+    line = ["--env-ids", "Chain", *WORDS[2:], "--trials", "2", "--runs-dir", str(tmp_path)]
+    assert main(line) == 0
+    assert len(runs) == 4
+
+
+def test_the_last_trials_get_the_cores_of_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: list[Job]
+) -> None:
+    """With more of them they would have more workers by default."""
+    asked: list[tuple[int, int]] = []
+
+    def run_tasks(tasks: Any, runs_dir: Path, slots: int, lock: int, say: Any) -> list[str]:
+        asked.append((len(tasks), slots))
+        return jobs.run_tasks(tasks, runs_dir, slots, lock, say)
+
+    monkeypatch.setattr(searching, "run_tasks", run_tasks)
+    line = ["--env-ids", "Catch", "--total-steps", "1000", "--jobs", "4", *RATE, "--runs-dir", str(tmp_path)]
+    assert main([*line, "--trials", "4"]) == 0
+    assert main([*line, "--trials", "5"]) == 0
+
+    assert asked == [(4, 4), (1, 4)]
 
 
 @pytest.mark.parametrize(

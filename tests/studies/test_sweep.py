@@ -13,8 +13,8 @@ import pytest
 
 from asyncrl.commands.sweep import main, make_plan, understand
 from asyncrl.studies.measure import Evaluation, Measurement
-from asyncrl.studies.study import Cell
-from asyncrl.studies.sweep_report import SweepResults, draw_scores, final_score
+from asyncrl.studies.study import Cell, Point
+from asyncrl.studies.sweep_report import SweepResults, draw_parallel, draw_scores, final_score
 
 RATES = ("--learning-rates", "4", "log-uniform", "1e-4", "1e-2")
 
@@ -56,6 +56,25 @@ def test_other_settings_are_other_runs() -> None:
         return {cell.run_name for cell in make_plan(config, axes, ()).cells}
 
     assert names("1000") != names("2000")
+
+
+@pytest.mark.parametrize("words", [["--env_ids", "Catch", "Chain"], ["--env_id", "Catch"], ["--env-id=Catch"]])
+def test_flags_of_the_sweep_may_be_written_otherwise(tmp_path: Path, words: list[str]) -> None:
+    """With underscores, or in the singular: they are no settings of runs, whose folders would be others."""
+    config, axes = understand([*words, "--runs_dir", str(tmp_path), "--t_max", "5"], "asyncrl sweep")
+
+    assert config.env_ids == (("Catch", "Chain") if "Chain" in words else ("Catch",))
+    assert (config.runs_dir, [axis.field for axis in axes]) == (tmp_path, ["t_max"])
+
+
+def test_a_mistyped_folder_is_not_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nor reported on."""
+    place = tmp_path / "mistyped"
+
+    assert main(["--env-ids", "Catch", *RATES, "--report-only", "--runs-dir", str(place)]) == 2
+
+    assert f"{place} contains no study to report on" in capsys.readouterr().err
+    assert not place.exists()
 
 
 def finish(runs_dir: Path, line: list[str], score: float) -> Path:
@@ -136,6 +155,44 @@ def test_equal_scores_are_not_magnified(score: float, limits: tuple[float, float
     assert [text.get_text() for text in panel.get_xticklabels()] == ["1e-4", "1e-3"]
 
 
+def made_up(scores: dict[tuple[str, str, int], float], variants: dict[str, Point]) -> SweepResults:
+    """Finished runs of A3C with one evaluation each, by variant, environment and seed."""
+    cells = {Cell("a3c", variant, env_id, "", 0, seed): score for (variant, env_id, seed), score in scores.items()}
+    runs = [Measurement(cell, "finished", evaluations=(Evaluation(9, 1.0, own),)) for cell, own in cells.items()]
+    return SweepResults(runs, variants)
+
+
+def test_seeds_have_their_numbers_where_nothing_else_varies() -> None:
+    """Also if there are many, on an axis that is not logarithmic."""
+    for seeds in (3, 9):
+        figure = draw_scores(made_up({("x", "Catch", seed): 1.0 for seed in range(1, seeds + 1)}, {"x": {}}))
+        (panel,) = figure.axes
+        figure.draw_without_rendering()
+
+        assert (panel.get_xlabel(), panel.get_xscale()) == ("seed", "linear")
+        assert panel.get_xlim()[0] > 0
+        if seeds == 3:
+            assert [text.get_text() for text in panel.get_xticklabels()] == ["1", "2", "3"]
+
+
+def test_many_environments_are_in_rows() -> None:
+    """Three abreast."""
+    figure = draw_scores(made_up({("x", f"Env{i}", 1): 1.0 for i in range(4)}, {"x": {}}))
+
+    shown = [panel for panel in figure.axes if panel.get_visible()]
+    assert [panel.get_title() for panel in shown] == ["Env0", "Env1", "Env2", "Env3"]
+    assert len({round(panel.get_position().y0, 3) for panel in shown}) == 2
+
+
+def test_equal_scores_are_all_best() -> None:
+    """Lines of parallel coordinates end at the top, where their score is written."""
+    variants: dict[str, Point] = {name: {"t_max": name} for name in ("1", "2", "3")}
+    (panel,) = draw_parallel(made_up({(name, "Catch", 1): 500.0 for name in variants}, variants)).axes
+
+    lines = [line for line in panel.lines if len(np.asarray(line.get_xdata())) == 2 and line.get_alpha() == 0.8]
+    assert [np.asarray(line.get_ydata())[-1] for line in lines] == [1.0] * 3
+
+
 def test_a_run_that_was_stopped_has_no_final_score() -> None:
     """Its last evaluation is not of a whole training."""
     stopped = Measurement(Cell("a3c", "", "Catch", "", 0, 1), "stopped", evaluations=(Evaluation(500, 1.0, 3.0),))
@@ -156,6 +213,9 @@ def test_a_run_that_was_stopped_has_no_final_score() -> None:
         (["--algorithms", "a3c", "a3c"], "--algorithms needs at least one value and none twice"),
         (["--env-kwargs", "name=it's"], '--env-kwargs cannot be split into words at "name=it\'s"'),
         (["Catch"], "unexpected word 'Catch'"),
+        (["--env-id", "Catch", "--env-ids", "Chain"], "--env-ids is given twice"),
+        (["--env-ids", "Catch", "--t-max", "5", "0", "--print-jobs"], "--t-max must be at least 1"),
+        (["--env-ids", "Nowhere-v0", "--print-jobs"], "Nowhere"),
         (["--algorithms", "one_step_q", "--double-q", "perhaps"], "--double-q takes True or False, got 'perhaps'"),
     ],
 )

@@ -38,7 +38,7 @@ from asyncrl.runtime.roles import Role, build_learner, build_worker
 from asyncrl.runtime.run import Handles, Run, RunSpec
 from asyncrl.runtime.seeding import seed_libraries
 from asyncrl.storage.files import plain
-from asyncrl.storage.records import Passed
+from asyncrl.storage.rows import Passed
 from asyncrl.storage.run_folder import RunFolder
 
 Beginning = Mapping[str, Any]

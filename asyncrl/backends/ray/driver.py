@@ -29,7 +29,7 @@ from asyncrl.parameters.mirror import Mirror
 from asyncrl.runtime.clock import BUILDING, ENDED, FINISH, GO_ON, LEAVE, READY, RUNNING
 from asyncrl.runtime.link import State
 from asyncrl.runtime.run import Run
-from asyncrl.storage.files import append_whole
+from asyncrl.storage.files import append_whole, unlinked
 from asyncrl.storage.records import RecordWriter
 
 POLL_SECONDS = 0.025
@@ -338,7 +338,8 @@ class Driver:
 
     def _keep(self, name: str, content: bytes) -> None:
         if content:
-            with contextlib.suppress(OSError), open(self._spec.folder.path / Path(name).name, "ab", 0) as file:
+            place = self._spec.folder.path / Path(name).name
+            with contextlib.suppress(OSError), open(place, "ab", 0, opener=unlinked) as file:
                 append_whole(file, content)
 
     def _say(self, line: str) -> None:

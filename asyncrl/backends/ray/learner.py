@@ -42,7 +42,7 @@ from asyncrl.runtime.normalize import make_normalizer
 from asyncrl.runtime.protocols import LEARNER, Counts, name_of
 from asyncrl.runtime.roles import build_learner
 from asyncrl.runtime.run import Handles, Run, RunSpec
-from asyncrl.storage.records import Passed
+from asyncrl.storage.rows import Passed
 from asyncrl.storage.run_folder import RunFolder
 from asyncrl.storage.temporary import temporary_folder
 

@@ -277,6 +277,8 @@ class Learner(ServerPlace, Servers):
         self._orders, self._hear, self._version = orders, hear, version
         self._before = run.handles.store.counts()
         """Updates from before a resume, with those that were lost then."""
+        self._life = ""
+        """Of the process that was to be filled last."""
 
     @property
     def name(self) -> str:
@@ -307,15 +309,20 @@ class Learner(ServerPlace, Servers):
 
     def fill(self, seconds: float = CALL_SECONDS) -> None:
         """Fill it, unless it was lost too often. Raises Ray's errors."""
-        if self.filled and not self._goes_on(self.take_trouble()):
+        life, _ = ray.get(self.actor.who.remote(), timeout=seconds)
+        if life != self._life:  # to fill it may take several attempts, but each process was lost once
+            self._life, self.told = life, 0
+            if self.filled:
+                self._note_death(self.take_trouble())
+        if self.gone:
             return
         if self._memories:  # not an argument of the constructor, which Ray keeps for a restart
             wire = RayWire([place.actor for place in self._memories])
             ray.get(self.actor.connect.remote(wire), timeout=seconds)
         super().fill(seconds)
 
-    def _goes_on(self, trouble: str) -> bool:
-        """Note the loss of the learner. Returns whether it goes on: not after too many losses."""
+    def _note_death(self, trouble: str) -> None:
+        """Note the loss of the learner, which may be one too many."""
         self.lose(trouble, self._spec.config.worker_restarts, self._watch)
         lost = max(0, self._version() - self._counts().updates)
         updates, _ = self._balance()
@@ -325,7 +332,6 @@ class Learner(ServerPlace, Servers):
             self._tell("failed", f"the learner failed too often: it {trouble}", None)
         else:
             self._tell("say", f"the learner {cause}; another continues from update {updates:,}")
-        return not self.gone
 
     def filling(self) -> State:
         """The newest copy, and what else it begins with."""

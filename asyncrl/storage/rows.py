@@ -1,0 +1,39 @@
+"""Rows of records on their way: passed on for somebody else to write, and read of a run that was resumed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+
+class Passed:
+    """Rows that are passed on, for somebody else to write."""
+
+    missing = 0
+
+    def __init__(self, send: Callable[[int, Mapping[str, Any]], object]) -> None:
+        """`send` takes each row, after the number of those before it."""
+        self._send, self._sent = send, 0
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Pass on one row."""
+        self._send(self._sent, row)
+        self._sent += 1
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def made_last(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of a run without those that it made anew, after it was resumed from an earlier step."""
+    kept, least, most = [], math.inf, math.inf
+    for row in reversed(rows):
+        steps = row.get("steps")
+        if steps is not None and steps > most:
+            most = least - 1  # the same step may have been made anew as well
+            continue
+        kept.append(row)
+        if steps is not None:
+            least = most = steps
+    return kept[::-1]
