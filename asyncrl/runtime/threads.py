@@ -13,7 +13,7 @@ from pathlib import Path
 from asyncrl.core.errors import UsageError
 
 before_start: dict[str, str | None] = {}
-"""What these variables were when this process was started, before we set them; None: not set."""
+"""What VARIABLES were when this process was started, before we set them; None: not set."""
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
