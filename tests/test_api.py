@@ -347,7 +347,10 @@ def test_flags_override_a_files_number_of_all_environments(tmp_path: Path) -> No
     (tmp_path / "mine.toml").write_text(TOML)
 
     settings = request_for(None, tmp_path / "mine.toml", {"workers": 2, "envs_per_worker": 5}).settings
+    assert (settings["workers"], settings["envs_per_worker"]) == (2, 5)
 
+    (tmp_path / "mine.toml").write_text(TOML.replace("n_envs", "workers = 2\nn_envs"))
+    settings = request_for(None, tmp_path / "mine.toml", {"envs_per_worker": 5}).settings
     assert (settings["workers"], settings["envs_per_worker"]) == (2, 5)
 
 
@@ -363,8 +366,12 @@ def test_a_run_that_was_resumed_on_another_backend_can_be_loaded(tmp_path: Path)
 def test_a_program_may_have_another_default_device(tmp_path: Path) -> None:
     """All is on the CPU; another default type of numbers is refused in one line."""
     with torch.device("meta"):
-        run = asyncrl.train("a3c", env_id="Catch", **TINY, runs_dir=tmp_path)
-        assert asyncrl.load(run) is not None
+        run = asyncrl.train("a3c", env_id="CartPole-v1", **TINY, lstm_cells=4, runs_dir=tmp_path)
+        policy = asyncrl.load(run)
+        observation = policy.spaces.observation_shape
+        action, state = policy.act(np.zeros(observation, np.float32))
+        assert action in range(policy.spaces.actions)
+        policy.act(np.zeros(observation, np.float32), policy.restart(state, [True]))
         assert torch.empty(1).is_meta
     torch.set_default_dtype(torch.float64)
     try:
@@ -393,6 +400,7 @@ def test_a_run_is_made_again_by_its_folder(tmp_path: Path) -> None:
         ({"epsilons": [(0, 1.0), (1, 0.1)]}, {"epsilon_schedule": "0:1,1:0.1"}),
         ({"n_envs": 6, "workers": 3}, {"workers": 3, "envs_per_worker": 2}),
         ({"workers": 3, "envs_per_worker": 1}, {"workers": 3, "envs_per_worker": 1}),
+        ({"envs_per_worker": 3}, {"workers": 2, "envs_per_worker": 3}),
         ({"learning_rate": 1e-3}, {"learning_rate": 1e-3, "learning_rate_schedule": "0:1,1:0.5"}),
     ],
 )

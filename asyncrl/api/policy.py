@@ -27,7 +27,7 @@ from asyncrl.core.spaces import Spaces
 from asyncrl.runtime.collect import for_environments, reset_state
 from asyncrl.runtime.protocols import EVALUATOR
 from asyncrl.runtime.roles import build_environments
-from asyncrl.runtime.threads import one_thread
+from asyncrl.runtime.threads import on_the_cpu, one_thread
 from asyncrl.storage.stored import Permission
 
 ACTING = threading.Lock()
@@ -102,11 +102,12 @@ class Policy:
             raise UsageError(f"not an observation of {self.env_id}: {error}") from None
         if state is None:
             seen = np.zeros((len(batch), *self.spaces.observation_shape), self.spaces.observation_dtype)
-            state = PolicyState(self._agent.initial_state(len(batch)), seen)
+            with on_the_cpu():
+                state = PolicyState(self._agent.initial_state(len(batch)), seen)
         elif len(state.seen) != len(batch):
             raise UsageError(f"the state is for {len(state.seen)} environments, the observations are for {len(batch)}")
         seen = self._encoded(batch, state.seen)
-        with torch.inference_mode():
+        with torch.inference_mode(), on_the_cpu():
             observations = torch.from_numpy(seen)
             if self._normalizer is not None:
                 observations = self._normalizer.observe(observations)
@@ -151,7 +152,8 @@ class Policy:
         over = np.array(ended, np.bool_)
         seen = state.seen.copy()
         seen[over] = 0
-        return PolicyState(reset_state(self._agent, state.memory, over), seen)
+        with on_the_cpu():
+            return PolicyState(reset_state(self._agent, state.memory, over), seen)
 
     def _encoded(self, batch: Sequence[Any], before: NDArray[Any]) -> NDArray[Any]:
         """Observations as the network takes them, `[B, *shape]`, in a new array."""

@@ -11,7 +11,7 @@ from typing import Any
 from asyncrl import catalog
 from asyncrl.algorithm import Algorithm, algorithm_of, load, name_of_class
 from asyncrl.backends.probing import probe
-from asyncrl.config.groups import AUTO, LONG_STEPS, EnvironmentSettings
+from asyncrl.config.groups import AUTO, LONG_STEPS, Settings
 from asyncrl.config.run_config import RunConfig, to_plain
 from asyncrl.config.settings import own_names, settings_for
 from asyncrl.core.errors import UsageError
@@ -119,12 +119,12 @@ class Request:
 
 
 def draft(cls: type[RunConfig], settings: dict[str, Any]) -> RunConfig:
-    """Settings before the preset, which replaces defaults: what an environment needs is checked. Raises UsageError."""
+    """Settings before the preset, which replaces some: only the limits of numbers are checked. Raises UsageError."""
     config = object.__new__(cls)
     for one in fields(cls):
         default = one.default if one.default_factory is MISSING else one.default_factory()
         object.__setattr__(config, one.name, settings.get(one.name, default))
-    EnvironmentSettings.check(config)
+    Settings.check(config)
     return config
 
 
@@ -165,7 +165,7 @@ def request_for(
         raise UsageError(f"{stored.path} has settings for {catalog.name_of(there)}, not for {catalog.name_of(name)}")
     cls = load(name).Config
     kept = own_names(stored.usable_config(permission, trains=True))
-    replaced = told_otherwise(given)
+    replaced = told_otherwise(given, kept)
     kept = {name: value for name, value in kept.items() if name not in replaced}
     return Request(name, None, settings_for(cls, kept | given | own), trust)
 

@@ -32,7 +32,7 @@ from asyncrl.storage import checkpoints
 from asyncrl.storage.files import write_json
 from asyncrl.storage.holding import Hold
 from asyncrl.storage.run_folder import RunExists, RunFolder, default_name, host_facts, run_path
-from asyncrl.storage.stored import write_stored
+from asyncrl.storage.stored import read_stored, write_stored
 
 MOST_AT_A_TIME = 100
 """Runs with the same settings that one program may start within the same second."""
@@ -141,7 +141,8 @@ def prepare(plan: Plan, say: Callable[[str], None] = lambda _: None) -> Run:
     place = Path(config.resume if config.is_resumed else config.runs_dir)
     demand(check_room(plan, theta.numel(), place))
     exact = None
-    if checkpoint and config.backend == "serial":
+    # Emulators would take a stranger's state as it is, and may crash.
+    if checkpoint and config.backend == "serial" and read_stored(Path(config.resume) / "config.json").is_own:
         exact = backend_of(config).exact_state(checkpoint, config)
     begun: tuple[int, float] = (0, 0.0)
     if checkpoint:
@@ -190,7 +191,9 @@ def conclude(outcome: Outcome, monitor: Monitor) -> Outcome:
             monitor.end()
     except Exception as error:  # among others there may be no memory for a last copy, of which torch tells its own way
         if outcome.state != "failed":
-            outcome = failed(f"could not save the end of the run: {str(error) or type(error).__name__}")
+            expected = isinstance(error, OSError | ValueError | RuntimeError | MemoryError)
+            why, traceback = str(error) or type(error).__name__, None if expected else broken(error).traceback
+            outcome = failed(f"could not save the end of the run: {why}", traceback)
     monitor.write_last_status(outcome.state, outcome.reason, outcome.exit_code, outcome.traceback)
     return outcome
 

@@ -126,7 +126,7 @@ def joined(checkpoint: Checkpoint) -> dict[str, Any]:
     except KeyError as error:
         raise UsageError(f"{step} cannot be used: it lacks {error}") from None
     except (TypeError, ValueError, AttributeError, RecursionError):
-        raise UsageError(f"{step} cannot be used: the state of its workers is none") from None
+        raise UsageError(f"{step} cannot be used: the state of its workers is invalid") from None
 
 
 _TENSOR = "$tensor"

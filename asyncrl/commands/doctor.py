@@ -220,7 +220,8 @@ def check_group(launch: Launch | None, ranks: int, words: Sequence[str], paramet
 def in_ranks(plan: Plan, launch: Launch | None) -> Plan:
     """The same run with ranks: those of a launcher, or as many as it has workers."""
     size = plan.config.workers if launch is None else launch.size
-    return dataclasses.replace(plan, config=dataclasses.replace(plan.config, backend="collective", workers=size))
+    config = dataclasses.replace(plan.config, backend="collective", workers=size, statistics="auto")
+    return dataclasses.replace(plan, config=config)
 
 
 def planned(config: Config, algorithm: str, spaces: Spaces) -> RunConfig:

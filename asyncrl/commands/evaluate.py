@@ -96,10 +96,7 @@ def choose(config: Config) -> list[tuple[Path, str]]:
 
 def runs_below(path: Path) -> list[Path]:
     """The folder itself if it is a run, else all runs below it. Raises UsageError if there is none."""
-    try:
-        runs = [path] if (path / "config.json").is_file() else sorted(file.parent for file in path.rglob("config.json"))
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
+    runs = [path] if (path / "config.json").is_file() else sorted(file.parent for file in path.rglob("config.json"))
     return runs or [RunFolder.open(path).path]
 
 

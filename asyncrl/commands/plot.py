@@ -57,8 +57,6 @@ def draw(config: Config) -> int:
             if not run.evaluations:
                 print_line(f"skipped: {run.path} has no evaluations yet", error=True)
         figure = draw_curves(curves, config.x, config.title, references)
-    except OSError as error:
-        raise UsageError(f"{error.filename} cannot be read: {error.strerror}") from None
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
         raise UsageError(f"the records of these runs cannot be shown: {one_line(error)}") from None
     print_line(save_figure(figure, config.out))

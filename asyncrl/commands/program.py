@@ -92,6 +92,9 @@ def run_command(program: str, command: Callable[[], int]) -> int:
     except UsageError as error:
         print_line(f"{program}: error: {' '.join(error.shell.splitlines())}", error=True)
         return 2
+    except (PermissionError, IsADirectoryError, NotADirectoryError) as error:
+        print_line(f"{program}: error: {error.filename}: {error.strerror}", error=True)
+        return 2
     except OSError as error:
         if (trouble := disk_trouble(error)) is None:
             raise

@@ -43,8 +43,6 @@ def report(config: Config) -> int:
 
     try:
         page = make_page(read_runs(each_once(config.runs)), config.title)
-    except OSError as error:
-        raise UsageError(f"{error.filename} cannot be read: {error.strerror}") from None
     except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, TemplateError) as error:
         raise UsageError(f"the records of these runs cannot be shown: {one_line(error)}") from None
     try:

@@ -201,13 +201,14 @@ def make_plan(config: Config, axes: Sequence[Axis], words: Sequence[str]) -> Stu
 def print_jobs(runs_dir: Path, plan: StudyPlan) -> None:
     """Print the remaining runs as command lines; runs that were begun must be resumed or removed by hand.
 
-    Raises UsageError if one of them would be refused.
+    What this machine would refuse is told beside them: another one, with a GPU for example, may take it.
     """
     study = Study(runs_dir, "sweep")
     study.add(plan)
-    for cell in {(cell.series, cell.env_id): cell for cell in plan.cells}.values():
+    left = [cell for cell in plan.cells if not study.folder(cell).exists()]
+    for cell in {(cell.series, cell.env_id): cell for cell in left}.values():
         if trouble := refused(job := study.job(cell)):
-            raise UsageError(f"{job}: {trouble}")
+            print_line(f"would be refused here: {job}: {trouble}", error=True)
     for cell in plan.cells:
         job, folder = study.job(cell), study.folder(cell)
         if is_done(job, runs_dir):

@@ -70,7 +70,9 @@ def _rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
     """How tyro reads a field of this type: with our readers, so that error messages are ours."""
     arguments = get_args(info.type)
     if get_origin(info.type) is tuple:
-        readers = [found for kind in arguments if kind is not Ellipsis and (found := reader_of(kind))]
+        readers = [found for kind in arguments if (found := reader_of(kind)) is not None]
+        if len(readers) != len(arguments) - arguments.count(Ellipsis):
+            return None
         several: Shape = (len(readers), " ".join(name for _, name in readers))
         if arguments[1:] == (Ellipsis,):
             several = ("*", f"[{several[1]} ...]")

@@ -16,15 +16,16 @@ NOT_TAKEN = ("resume", "run_name", "runs_dir", "quiet")
 """Of a run's settings, those that another run does not take from its config.json."""
 
 
-def told_otherwise(given: Mapping[str, Any]) -> set[str]:
+def told_otherwise(given: Mapping[str, Any], kept: Mapping[str, Any]) -> set[str]:
     """The settings of a file that a call's settings replace under other names: functions or points also set schedules,
     and of n_envs, workers and their environments two set the third."""
     from asyncrl.config.functions import SCHEDULES, sampled
 
     said = {other for name in SCHEDULES if name in given for other in sampled(name, given[name], {})}
+    both = {"workers", "envs_per_worker"}
     if ALL_ENVIRONMENTS in given:
-        said |= {"workers", "envs_per_worker"}
-    return said | ({ALL_ENVIRONMENTS} if {"workers", "envs_per_worker"} <= given.keys() else set())
+        return said | both
+    return said | ({ALL_ENVIRONMENTS} if both & given.keys() and both <= given.keys() | kept.keys() else set())
 
 
 def read_settings(path: Path) -> Stored:

@@ -10,7 +10,7 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from asyncrl.core.devices import usable_cores
 from asyncrl.core.errors import UsageError
@@ -328,6 +328,8 @@ class OptimiserSettings(Settings):
 class NetworkSettings(Settings):
     """The network that computes policies and values."""
 
+    layers_after_network: ClassVar[bool] = False
+    """Whether there are fully connected layers after a network of the user's own."""
     network: str = "auto"
     """Body: auto (small for screens, board, mlp for vectors), small, board, mlp, paper, nature or module:factory."""
     hidden_sizes: tuple[int, ...] = limited((), 1, 100_000)
@@ -343,13 +345,9 @@ class NetworkSettings(Settings):
         """Raise UsageError for the first impossible value."""
         super().check()
         self._require_choice("network", NETWORKS)
-        if self.hidden_sizes and is_name(self.network) and not self.layers_after_network:
+        whole = is_name(self.network) and not (self.layers_after_network or getattr(self, "dueling", False))
+        if self.hidden_sizes and whole:
             raise UsageError(f"--hidden-sizes is not for --network {self.network}, which defines its own layers")
-
-    @property
-    def layers_after_network(self) -> bool:
-        """Whether there are fully connected layers after a network of the user's own."""
-        return False
 
 
 @dataclass(frozen=True)

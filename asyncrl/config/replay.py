@@ -75,6 +75,7 @@ class StabilitySettings(Settings):
 class ContinuousReplayConfig(ReplayConfig, PrioritySettings):
     """Settings of SAC and Ape-X DPG."""
 
+    layers_after_network = True
     env_id: str = "Pendulum-v1"
     """Environment with continuous actions: any Gymnasium id, or module:factory."""
     learning_rate_schedule: str = "constant"
@@ -91,8 +92,3 @@ class ContinuousReplayConfig(ReplayConfig, PrioritySettings):
     """Steps of each environment between two pulls of the parameters."""
     minibatch: int = 256
     """Transitions per update."""
-
-    @property
-    def layers_after_network(self) -> bool:
-        """True: those of policy and critics are."""
-        return True

@@ -65,11 +65,6 @@ class ActionValueConfig(RunConfig):
         if self.exploration == "drawn" and len(self.epsilon_probabilities) != len(self.epsilons):
             raise UsageError("--epsilons and --epsilon-probabilities must have the same length")
 
-    @property
-    def layers_after_network(self) -> bool:
-        """Whether the two streams are after a network of the user's own."""
-        return self.dueling
-
     def exploration_of(self, worker: int | None) -> Exploration:
         """How a worker explores; None: the evaluator."""
         if worker is None:

@@ -45,12 +45,10 @@ def gradient_of(loss: Tensor, parameters: Sequence[Tensor], out: Tensor) -> Tens
     The gradient is a value, never state attached to a parameter: with `.grad` shared between processes, torch 2
     silently applies stale or accumulated gradients. Parameters that do not enter the loss, or are frozen, get zeros.
     """
-    learnt = [parameter for parameter in parameters if parameter.requires_grad]
-    found = iter(torch.autograd.grad(loss, learnt, allow_unused=True))
-    gradients = [next(found) if parameter.requires_grad else None for parameter in parameters]
+    found = iter(torch.autograd.grad(loss, [one for one in parameters if one.requires_grad], allow_unused=True))
     pieces = [
-        torch.zeros_like(parameter).view(-1) if gradient is None else gradient.reshape(-1)
-        for gradient, parameter in zip(gradients, parameters, strict=True)
+        torch.zeros_like(one).view(-1) if not one.requires_grad or (made := next(found)) is None else made.reshape(-1)
+        for one in parameters
     ]
     return torch.cat(pieces, out=out)
 

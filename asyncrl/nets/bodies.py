@@ -47,8 +47,7 @@ class VectorBody(Body):
         return hidden
 
 
-_made = WeakSet[nn.Module]()
-"""Layers that users' factories have made, and that learn."""
+_made = WeakSet[nn.Module]()  # layers that users' factories have made, and that learn
 
 
 class OwnBody(Body):
@@ -69,7 +68,7 @@ class OwnBody(Body):
             sizes = ", ".join(map(str, shape))
             raise UsageError(f"--network {name} must return an nn.Module from [B, {sizes}] to [B, features]")
         learnt = {part for part in self.body.modules() if any(own.requires_grad for own in part.parameters(False))}
-        if not learnt.isdisjoint(_made):
+        if any(part in _made for part in learnt):
             raise UsageError(f"--network {name} must make new layers at each call: a run has several copies")
         _made.update(learnt)
         if any(True for _ in self.body.buffers()):

@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from asyncrl.core.errors import UsageError
 from asyncrl.core.rollout import State
@@ -150,7 +151,7 @@ def compute_in(network: nn.Module, precision: str, cast_weights: bool = True) ->
         if isinstance(part, Reducible):
             part.precision = torch.autocast("cpu", torch.bfloat16)
             for layer in part.large().modules() if cast_weights else ():
-                if not isinstance(layer, nn.LayerNorm | nn.GroupNorm):  # these take what is not reduced, too
+                if not isinstance(layer, nn.LayerNorm | nn.GroupNorm | _NormBase):  # they take both kinds
                     for weight in layer.parameters(recurse=False):
                         weight.data = weight.data.to(torch.bfloat16)
 

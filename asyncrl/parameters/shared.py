@@ -254,7 +254,7 @@ class SharedStore:
             raise UsageError(f"the checkpoint cannot be used: it lacks {', '.join(missing)}")
         made = state["writer_updates"]
         if made.dim() != 1 or made.dtype != torch.int64 or bool((made < 0).any()):
-            raise UsageError("the checkpoint cannot be used: its writer_updates are no counts")
+            raise UsageError("the checkpoint cannot be used: its writer_updates are not counts")
         fitting = {name: part for name, part in parts.items() if state[name].shape == part.shape}
         for name in parts.keys() - fitting.keys() - {"losses"}:  # a row for each worker, whose number may change
             raise UsageError(

@@ -47,7 +47,7 @@ class RunData:
         self.env_id = str(self.config["env_id"])
         self.description = str(stored.environment.get("description", self.env_id))
         every = [row for row in read_records(self.folder.evaluator_file) if row.get("mean") is not None]
-        self.evaluations = made_last(every)
+        self.evaluations = list({row["steps"]: row for row in made_last(every)}.values())
         self.best = max((row["mean"] for row in every), default=None)
         """The best evaluation, whose checkpoint is kept even if the run was resumed from an earlier one."""
 

@@ -117,7 +117,7 @@ class Telemetry:
     def batch(self, batch: Batch, version: int) -> None:
         """The learner has taken a batch, with theta of `version`."""
         self._batches += 1
-        # At least 0: it may have been acted with an update that was lost with an earlier learner.
+        # An update that they were acted with may have been lost with an earlier learner.
         self._ages["rollout_age"].update(max(0, version - acted_with) for acted_with in batch.versions)
         self._left.update(rollouts_missing=batch.missing, rollouts_again=batch.again, waiting=batch.waiting)
         for name, value in batch.facts.items():

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from asyncrl.core.errors import UsageError
 
@@ -77,7 +78,6 @@ def one_thread() -> Iterator[None]:
     global _blocks
     if (dtype := torch.get_default_dtype()) != torch.float32:
         raise UsageError(f"torch's default dtype is {dtype} here: asyncrl needs torch.set_default_dtype(torch.float32)")
-    elsewhere = torch.get_default_device().type != "cpu"  # entering a device makes each of torch's functions slower
     with _blocks_lock:
         if _blocks == 0:
             _after_blocks.enter_context(_put_back())
@@ -85,13 +85,20 @@ def one_thread() -> Iterator[None]:
         _blocks += 1
         limit_threads()
     try:
-        with torch.device("cpu") if elsewhere else contextlib.nullcontext():
+        with on_the_cpu():
             yield
     finally:
         with _blocks_lock:
             _blocks -= 1
             if _blocks == 0:
                 _after_blocks.close()
+
+
+def on_the_cpu() -> contextlib.AbstractContextManager[Any]:
+    """Tensors are made on the CPU, whatever the program's default device is; torch is slower only if it is another."""
+    import torch
+
+    return torch.device("cpu") if torch.get_default_device().type != "cpu" else contextlib.nullcontext()
 
 
 def running_threads() -> int:

@@ -36,7 +36,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from asyncrl.core.errors import NotFinite, UsageError
+from asyncrl.core.errors import NotFinite
 from asyncrl.storage.files import TRIES, plain, sync_folder, with_patience, write_synced
 from asyncrl.storage.run_folder import versions
 
@@ -137,12 +137,9 @@ def load_newest(folder: Path, kind: str = "step", set_aside: bool = False) -> tu
     for number, path in reversed(list(enumerate(paths))):
         try:
             checkpoint = load(path)
-        except NotRead as error:
-            if set_aside:
-                raise BadCheckpoint(f"{error}: try again later, or delete it to go on from the one before") from None
-            skipped.append(f"skipped a checkpoint: {error}")
-            continue
         except BadCheckpoint as error:
+            if set_aside and isinstance(error, NotRead):
+                raise BadCheckpoint(f"{error}: try again later, or delete it to go on from the one before") from None
             skipped.append(f"skipped a checkpoint: {error}")
             continue
         for newer in paths[number + 1 :] if set_aside else ():
@@ -153,11 +150,8 @@ def load_newest(folder: Path, kind: str = "step", set_aside: bool = False) -> tu
 
 
 def find(folder: Path, kind: str = "step") -> list[Path]:
-    """The paths of all checkpoints of a kind, "step" or "best", oldest first, valid or not. Raises UsageError."""
-    try:
-        names = [path.name for path in (folder.iterdir() if folder.is_dir() else ())]
-    except PermissionError as error:
-        raise UsageError(f"{folder} cannot be read: {error.strerror}") from None
+    """The paths of all checkpoints of a kind, "step" or "best", oldest first, valid or not."""
+    names = [path.name for path in (folder.iterdir() if folder.is_dir() else ())]
     return [folder / name for name in sorted(filter(re.compile(rf"{kind}_\d+(\.\d+)?").fullmatch, names), key=_place)]
 
 
@@ -267,8 +261,11 @@ def _delete(path: Path) -> None:
 def _read_manifest(path: Path) -> dict[str, Any]:
     """Return the manifest of a checkpoint once its own sum agrees."""
     file = path / MANIFEST
-    if not os.path.isdir(path):  # False as well for one that may not be read
-        raise BadCheckpoint(f"{path}: no such checkpoint")
+    try:
+        if not path.is_dir():
+            raise BadCheckpoint(f"{path}: no such checkpoint")
+    except OSError as error:
+        raise NotRead(f"{path}: cannot be read ({error.strerror})") from error
     try:
         manifest = json.loads(_read(file))
     except (ValueError, RecursionError) as error:

@@ -108,13 +108,10 @@ class RunFolder:
     def open(cls, path: Path) -> RunFolder:
         """Return the existing run at `path`. Raises UsageError when there is none."""
         run = cls(Path(os.path.abspath(path)))
-        try:
-            if not run.path.is_dir():
-                raise UsageError(f"{run.path} is not a run: no such folder")
-            if not run.config_file.is_file():
-                raise UsageError(f"{run.path} is not a run: it contains no {run.config_file.name}")
-        except OSError as error:
-            raise UsageError(f"{run.path} cannot be read: {error.strerror}") from None
+        if not run.path.is_dir():
+            raise UsageError(f"{run.path} is not a run: no such folder")
+        if not run.config_file.is_file():
+            raise UsageError(f"{run.path} is not a run: it contains no {run.config_file.name}")
         return run
 
     def occupied(

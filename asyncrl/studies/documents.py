@@ -117,7 +117,7 @@ def write_pages(folder: Path, title: str, blocks: Sequence[Block]) -> Path:
     texts = {path: "\n\n".join(block.markdown for block in blocks) + "\n"}
     texts[folder / "report.html"] = PARTS.page(title, [block.html for block in blocks])
     for file, text in texts.items():  # a path in a command may be in another encoding
-        file.write_text(text, encoding="utf-8", errors="backslashreplace")
+        replace_file(file, text.encode("utf-8", "backslashreplace"))
     return path
 
 

@@ -105,7 +105,7 @@ def measure(cell: Cell, folder: Path, reference: Reference | None = None) -> Mea
         return Measurement(cell, "", reference)
     host = read_facts(folder / "host.json")
     every = [row for row in read_records(folder / "evaluator.jsonl") if row.get("mean") is not None]
-    evaluations = made_last(every)
+    evaluations = list({row["steps"]: row for row in made_last(every)}.values())
     workers, learners = (
         [row for file in sorted(folder.glob(f"{kind}*.jsonl")) for row in made_last(read_records(file))]
         for kind in ("worker-", "learner")

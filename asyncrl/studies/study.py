@@ -143,8 +143,6 @@ class Study:
             self._take(read_json(self._path), kind)
         except FileNotFoundError:
             self._take({"kind": kind}, kind)
-        except OSError as error:
-            raise UsageError(f"{self._path} cannot be read: {error.strerror}") from None
         except ValueError as error:
             raise UsageError(str(error)) from None
         except (TypeError, LookupError, AttributeError) as error:  # of another version, or of something else

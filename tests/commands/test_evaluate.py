@@ -259,7 +259,7 @@ def test_a_folder_that_may_not_be_read_is_one_line(
     with monkeypatch.context() as patch:
         patch.setattr(Path, "is_file", is_file)
         assert main([str(tmp_path)]) == 2
-    assert capsys.readouterr().err == f"asyncrl evaluate: error: {tmp_path} cannot be read: Permission denied\n"
+    assert capsys.readouterr().err == f"asyncrl evaluate: error: {tmp_path / 'config.json'}: Permission denied\n"
 
 
 def test_no_op_starts_take_the_place_of_what_the_run_had() -> None:

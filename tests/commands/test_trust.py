@@ -166,6 +166,20 @@ def test_ones_own_run_needs_no_flag(strange: Callable[..., Path], tmp_path: Path
     assert main(["evaluate", "moved", "--episodes", "1"]) == 0
 
 
+def test_environments_take_no_state_from_a_strangers_folder(
+    catch: Path, strange: Callable[..., Path], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A serial run of one's own continues exactly."""
+    folder = strange()
+    words = ["a3c", "--resume", "run", "--total-steps"]
+
+    assert main([*words, "400"]) == 0
+    assert "environments begin new episodes" in capfd.readouterr().out
+    shutil.copy(catch / "config.json", folder)
+    assert main([*words, "500"]) == 0
+    assert "every worker continues where it was" in capfd.readouterr().out
+
+
 @pytest.mark.parametrize("name", ["checkpoints", "tb"])
 def test_a_strangers_folder_that_links_elsewhere_is_not_resumed(
     name: str, catch: Path, strange: Callable[..., Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]

@@ -155,6 +155,7 @@ OWN_KINDS: list[tuple[Any, Any, list[str], Any]] = [
     (tuple[str, int], ("a", 1), ["b", "2"], ("b", 2)),
     (tuple[Literal["x", "y"], ...], (), ["x"], ("x",)),
     (Literal[1, 2], 1, ["2"], 2),
+    (tuple[bool, ...], (), ["True", "False"], (True, False)),
     (int | None, None, ["1e3"], 1000),
     (float | None, 0.5, ["none"], None),
 ]

@@ -444,5 +444,5 @@ def test_counts_of_a_checkpoint_that_are_none_are_refused(counts: Tensor) -> Non
     """In one line."""
     store = shared_store(torch.zeros(3), PLAIN_SGD, workers=2)
 
-    with pytest.raises(UsageError, match="its writer_updates are no counts"):
+    with pytest.raises(UsageError, match="its writer_updates are not counts"):
         store.restore(torch.zeros(3), store.state() | {"writer_updates": counts}, Counts())

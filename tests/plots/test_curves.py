@@ -216,7 +216,7 @@ def test_the_command_draws_a_picture(tmp_path: Path, capsys: pytest.CaptureFixtu
         (["{tmp}/run", "--out", ""], "cannot write .: name a file"),
         (["{tmp}/run", "--out", "/"], "cannot write /: name a file"),
         (["{tmp}/run", "--out", "{tmp}/.."], "/..: name a file"),
-        (["{tmp}/odd"], "evaluator.jsonl cannot be read: Is a directory"),
+        (["{tmp}/odd"], "evaluator.jsonl: Is a directory"),
         (["{tmp}/run", "--reference", "{tmp}/none.csv"], "none.csv cannot be read: No such file or directory"),
         (["{tmp}/run", "--reference", "{tmp}/empty.csv"], "has no rows"),
         (["{tmp}/run", "--reference", "{tmp}/words.csv"], "is not a file of reference curves"),

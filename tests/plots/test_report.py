@@ -289,7 +289,7 @@ def test_records_that_cannot_be_read_are_one_line(
     (run / "worker-00.jsonl").mkdir()
 
     assert main([str(run), "--out", str(tmp_path / "report.html")]) == 2
-    assert capsys.readouterr().err.endswith("worker-00.jsonl cannot be read: Is a directory\n")
+    assert capsys.readouterr().err.endswith("worker-00.jsonl: Is a directory\n")
 
 
 @pytest.mark.parametrize(

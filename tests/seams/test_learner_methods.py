@@ -22,7 +22,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "ppo": {"total_steps": 1_500, "t_max": 10, "epochs": 4, "minibatches": 4},
     "impala": {"total_steps": 11_000},
     "gorila": {"total_steps": 2_300, **REPLAY},
-    "apex": {"total_steps": 2_300, **REPLAY},
+    "apex": {"total_steps": 2_300, "env_id": "CartPole-v1", **REPLAY},
     "apex_dpg": {"total_steps": 2_300, "env_id": "Pendulum-v1", **REPLAY},
     "sac": {"total_steps": 2_300, "env_id": "Pendulum-v1", **REPLAY},
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
 import json
 import os
 import platform
@@ -167,16 +166,6 @@ def test_what_is_no_run_is_refused_in_one_line(tmp_path: Path) -> None:
         RunFolder.open(tmp_path / "absent")
     with pytest.raises(UsageError, match=r"is not a run: it contains no config\.json"):
         RunFolder.open(tmp_path)
-
-
-def test_a_folder_that_may_not_be_read_is_refused_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def is_file(self: Path) -> bool:
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "is_file", is_file)
-        with pytest.raises(UsageError, match=f"^{tmp_path} cannot be read: Permission denied$"):
-            RunFolder.open(tmp_path)
 
 
 def test_paths_are_absolute_so_that_a_change_of_directory_moves_nothing(

@@ -424,7 +424,7 @@ def test_a_study_that_cannot_be_read_is_one_line(tmp_path: Path, capsys: pytest.
     (tmp_path / "study.json").mkdir()
 
     assert main(["--report-only", "--runs-dir", str(tmp_path)]) == 2
-    assert capsys.readouterr().err.endswith("study.json cannot be read: Is a directory\n")
+    assert capsys.readouterr().err.endswith("study.json: Is a directory\n")
 
 
 def test_help_for_the_runs_leaves_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -204,6 +204,27 @@ def test_a_run_that_was_stopped_has_no_final_score() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["--env-ids", "Catch", "--t-max", "5", "0"], "--t-max must be at least 1"),
+        (["--env-ids", "Nowhere-v0"], "Nowhere"),
+        (["--algorithms", "ppo", "--env-ids", "Catch", "--learner-device", "cuda:77"], "cuda:77"),
+    ],
+)
+def test_jobs_that_this_machine_would_refuse_are_printed_and_told(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    """Another machine may have what they need."""
+    assert main([*words, "--print-jobs", "--runs-dir", str(tmp_path)]) == 0
+
+    captured = capfd.readouterr()
+    assert "would be refused here: " in captured.err
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+    assert len(captured.out.splitlines()) == (2 if "--t-max" in words else 1)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
         (["--env-ids", "Catch", "--learning-rat", "1"], "there is no --learning-rat"),
         (["--env-ids", "Catch", "--seed", "1", "2"], "--seed is set by the study itself"),
         (["--env-ids", "Catch", "--t-max", "5", "0"], "--t-max must be at least 1"),
@@ -214,8 +235,6 @@ def test_a_run_that_was_stopped_has_no_final_score() -> None:
         (["--env-kwargs", "name=it's"], '--env-kwargs cannot be split into words at "name=it\'s"'),
         (["Catch"], "unexpected word 'Catch'"),
         (["--env-id", "Catch", "--env-ids", "Chain"], "--env-ids is given twice"),
-        (["--env-ids", "Catch", "--t-max", "5", "0", "--print-jobs"], "--t-max must be at least 1"),
-        (["--env-ids", "Nowhere-v0", "--print-jobs"], "Nowhere"),
         (["--algorithms", "one_step_q", "--double-q", "perhaps"], "--double-q takes True or False, got 'perhaps'"),
     ],
 )
