@@ -167,16 +167,20 @@ def test_ones_own_run_needs_no_flag(strange: Callable[..., Path], tmp_path: Path
 
 
 def test_environments_take_no_state_from_a_strangers_folder(
-    catch: Path, strange: Callable[..., Path], capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A serial run of one's own continues exactly."""
-    strange()
-    shutil.copytree(catch, "mine")
-    words = ["--no-quiet", "--total-steps", "400"]
+    """A serial run of one's own continues exactly, here from the last checkpoint but one, as after a kill."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["a3c", *TRAIN, "--checkpoint-interval-steps", "100", "--runs-dir", "runs"]) == 0
+    run = the_run(tmp_path / "runs")
+    shutil.rmtree(max(run.glob("checkpoints/step_*")))
+    config = json.loads(Path(shutil.copytree(run, "strange"), "config.json").read_text())
+    Path("strange", "config.json").write_text(json.dumps(config))
+    capfd.readouterr()
 
-    assert main(["a3c", "--resume", "run", *words]) == 0
+    assert main(["a3c", "--resume", "strange", "--total-steps", "400"]) == 0
     assert "environments begin new episodes" in capfd.readouterr().out
-    assert main(["a3c", "--resume", "mine", *words]) == 0
+    assert main(["a3c", "--resume", str(run), "--total-steps", "400"]) == 0
     assert "every worker continues where it was" in capfd.readouterr().out
 
 
