@@ -24,6 +24,8 @@ def restore(handles: Handles, theta: Tensor, checkpoint: Checkpoint, exactly: bo
     handles.store.restore(theta, checkpoint.tensors, counts)
     handles.store.lose(lost)
     handles.moments.restore(checkpoint.tensors)
+    if handles.experience is None:  # as where nobody learns: a memory need not be imported
+        return
     memory = {name.removeprefix(REPLAY): own for name, own in checkpoint.tensors.items() if name.startswith(REPLAY)}
     from asyncrl.experience.replay import Replay
 

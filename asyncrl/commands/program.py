@@ -92,14 +92,14 @@ def run_command(program: str, command: Callable[[], int]) -> int:
     except UsageError as error:
         print_line(f"{program}: error: {' '.join(error.shell.splitlines())}", error=True)
         return 2
-    except (PermissionError, IsADirectoryError, NotADirectoryError) as error:
+    except OSError as error:
+        if (trouble := disk_trouble(error)) is not None:
+            print_line(f"{program}: error: {trouble}: {error}", error=True)
+            return 1
+        if error.filename is None or not isinstance(error, PermissionError | IsADirectoryError | NotADirectoryError):
+            raise
         print_line(f"{program}: error: {error.filename}: {error.strerror}", error=True)
         return 2
-    except OSError as error:
-        if (trouble := disk_trouble(error)) is None:
-            raise
-        print_line(f"{program}: error: {trouble}: {error}", error=True)
-        return 1
     except KeyboardInterrupt:
         print_line(f"{program}: interrupted", error=True)
         return 130

@@ -15,8 +15,7 @@ from matplotlib.figure import Figure
 from asyncrl.catalog import short
 from asyncrl.core.errors import UsageError
 from asyncrl.plots.figures import GREY, Line, Panel, draw, median_curve, unit_of
-from asyncrl.storage.records import read_records
-from asyncrl.storage.rows import made_last
+from asyncrl.storage.rows import evaluations_in
 from asyncrl.storage.run_folder import RunFolder
 from asyncrl.storage.stored import read_stored
 
@@ -46,10 +45,7 @@ class RunData:
         self.algorithm, self.config = short(stored.algorithm), stored.config
         self.env_id = str(self.config["env_id"])
         self.description = str(stored.environment.get("description", self.env_id))
-        every = [row for row in read_records(self.folder.evaluator_file) if row.get("mean") is not None]
-        self.evaluations = list({row["steps"]: row for row in made_last(every)}.values())
-        self.best = max((row["mean"] for row in every), default=None)
-        """The best evaluation, whose checkpoint is kept even if the run was resumed from an earlier one."""
+        self.evaluations, self.best = evaluations_in(self.folder.evaluator_file)
 
 
 def label_curves(runs: Sequence[RunData]) -> list[str]:

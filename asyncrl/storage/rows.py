@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+from asyncrl.storage.records import read_records
 
 
 class Passed:
@@ -37,3 +40,13 @@ def made_last(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         if steps is not None:
             least = most = steps
     return kept[::-1]
+
+
+def evaluations_in(file: Path) -> tuple[list[dict[str, Any]], float | None]:
+    """A run's evaluations with at least one whole episode, as `made_last`, one of each step; and the best mean.
+
+    The best is of all that were made: its checkpoint is kept even if the run was resumed from an earlier one.
+    """
+    every = [row for row in read_records(file) if row.get("mean") is not None]
+    best = max((row["mean"] for row in every), default=None)
+    return list({row["steps"]: row for row in made_last(every)}.values()), best

@@ -14,7 +14,7 @@ from typing import Any
 from asyncrl.core.statistics import Sample
 from asyncrl.storage.files import read_facts
 from asyncrl.storage.records import read_records
-from asyncrl.storage.rows import made_last
+from asyncrl.storage.rows import evaluations_in, made_last
 from asyncrl.storage.run_folder import read_status
 from asyncrl.studies.study import Cell, Reference, Study
 
@@ -104,8 +104,7 @@ def measure(cell: Cell, folder: Path, reference: Reference | None = None) -> Mea
     if not state:
         return Measurement(cell, "", reference)
     host = read_facts(folder / "host.json")
-    every = [row for row in read_records(folder / "evaluator.jsonl") if row.get("mean") is not None]
-    evaluations = list({row["steps"]: row for row in made_last(every)}.values())
+    evaluations, best = evaluations_in(folder / "evaluator.jsonl")
     workers, learners = (
         [row for file in sorted(folder.glob(f"{kind}*.jsonl")) for row in made_last(read_records(file))]
         for kind in ("worker-", "learner")
@@ -122,7 +121,7 @@ def measure(cell: Cell, folder: Path, reference: Reference | None = None) -> Mea
         steps=max((row["steps"] for row in rows), default=int(status.get("steps", 0))),
         seconds=max((row["seconds"] for row in rows), default=0.0),
         evaluations=tuple(Evaluation(row["steps"], row.get("seconds", 0.0), row["mean"]) for row in evaluations),
-        best=max((row["mean"] for row in every), default=None),
+        best=best,
         phases={phase: seconds / own_steps for phase, seconds in phases.items()} if own_steps else {},
         staleness={int(lag): count for lag, count in sorted(lags.items(), key=lambda item: int(item[0]))},
         restarts=sum(status.get("worker_restarts", [])),

@@ -39,14 +39,17 @@ def test_a_serial_run_in_bfloat16_repeats_itself_and_says_what_it_is(
 def test_a_resumed_run_keeps_its_precision(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Though nobody gives it again; it is printed, and written, once more."""
+    """Though nobody gives it again; it goes on as if it had not ended, and prints and writes what it is."""
     tell(monkeypatch, ["amx_bf16"])
-    run = train(tmp_path, *WORDS)
+    words = (*WORDS, "--learning-rate-schedule", "constant", "--evaluation-interval-steps", "500")
+    run = train(tmp_path / "run", *words)
+    whole = train(tmp_path / "whole", *words, "--total-steps", "3000")
     capfd.readouterr()
 
     assert main("asyncrl.a3c", ["--resume", str(run), "--total-steps", "3000", "--no-quiet"]) == 0
 
     assert ", bfloat16\n" in capfd.readouterr().out
+    assert what_was_learnt(run)["steps"] == what_was_learnt(whole)["steps"]
     assert json.loads((run / "config.json").read_text())["config"]["precision"] == "bfloat16"
 
 

@@ -209,7 +209,7 @@ def test_a_pickle_in_a_checkpoint_does_nothing(tmp_path: Path) -> None:
     assert not trace.exists()
 
 
-@pytest.mark.parametrize("name", ["../../../x", "{folder}/x", "..", ".x", "a/b", "a\nb"])
+@pytest.mark.parametrize("name", ["../../x", "../../../x", "/tmp/x", "{folder}/x", "..", ".x", "a/b", "a\nb"])
 def test_no_name_leads_out_of_the_runs_folder(tmp_path: Path, name: str) -> None:
     """Neither of a run nor of an environment: it is refused, and nothing is made."""
     name = name.format(folder=tmp_path)
@@ -217,5 +217,6 @@ def test_no_name_leads_out_of_the_runs_folder(tmp_path: Path, name: str) -> None
 
     assert main("asyncrl.a3c", [*words, "--run-name", name]) == 2
     assert main("asyncrl.a3c", [*words, "--env-id", f"{name}:x"]) == 2
+    assert main("asyncrl.a3c", [*words, "--env-id", ":x"]) == 2
 
     assert list(tmp_path.iterdir()) == []
