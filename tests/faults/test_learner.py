@@ -38,7 +38,7 @@ def updates_in(folder: Path) -> int:
 
 
 @pytest.mark.parametrize(
-    "algorithm", ["impala", *(pytest.param(algorithm, marks=pytest.mark.slow) for algorithm in ("ppo", "apex"))]
+    "algorithm", ["impala", *(pytest.param(algorithm, marks=pytest.mark.slow) for algorithm in ("a2c", "ppo", "apex"))]
 )
 def test_a_killed_learner_and_a_killed_actor_are_replaced(tmp_path: Path, algorithm: str) -> None:
     """The learner's updates stay counted, in rows and in what was found missing; the actor costs its rollout."""
@@ -113,7 +113,7 @@ def test_a_learner_that_is_gone_for_good_ends_the_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algorithm", ["ppo", "impala"])
+@pytest.mark.parametrize("algorithm", ["a2c", "ppo", "impala"])
 def test_training_goes_on_while_actors_and_learner_are_killed_every_second(tmp_path: Path, algorithm: str) -> None:
     """Learning does, and what is counted stays true; afterwards all are there again."""
     choose = random.Random(1)
@@ -145,7 +145,7 @@ def test_training_goes_on_while_actors_and_learner_are_killed_every_second(tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algorithm", ["ppo", "impala"])
+@pytest.mark.parametrize("algorithm", ["a2c", "ppo", "impala"])
 def test_a_run_whose_process_group_is_killed_goes_on_from_its_newest_checkpoint(tmp_path: Path, algorithm: str) -> None:
     """Three times, at a random moment; then it finishes, and nothing half written or half alive is left."""
     words = (*CATCH, "--workers", "2", "--resume", "auto", "--run-name", "job")

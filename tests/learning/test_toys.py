@@ -50,7 +50,9 @@ def random_returns(env_id: str, episodes: int = 200) -> list[float]:
     return returns
 
 
-@pytest.mark.parametrize(("backend", "workers"), [("serial", 1), ("serial", 4), ("local", 2), ("collective", 2)])
+@pytest.mark.parametrize(
+    ("backend", "workers"), [("serial", 1), ("serial", 2), ("serial", 4), ("local", 2), ("collective", 2)]
+)
 @pytest.mark.parametrize("env_id", ["Chain", "Catch"])
 def test_a_toy_reaches_its_optimum(env_id: str, backend: str, workers: int, tmp_path: Path) -> None:
     """An evaluation of twenty greedy episodes, the last one that there was."""
