@@ -898,6 +898,45 @@ def test_threads_may_share_a_policy(tmp_path: Path) -> None:
     assert wrong == [0, 0]
 
 
+class Rooms(gymnasium.Env[Any, Any]):
+    """Observations whose encoder has one array that it overwrites."""
+
+    observation_space = gymnasium.spaces.MultiDiscrete([50] * 20)
+    action_space = gymnasium.spaces.Discrete(3)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        return self.np_random.integers(0, 50, 20), {}
+
+    def step(self, action: Any) -> Any:
+        return self.np_random.integers(0, 50, 20), 0.0, False, False, {}
+
+
+def test_threads_that_share_a_policy_encode_their_own_observations(tmp_path: Path) -> None:
+    """Threads take turns as often as Python lets them."""
+    run = asyncrl.train("a3c", env_id=f"{HERE}:Rooms", **TINY | {"total_steps": 100}, runs_dir=tmp_path)
+    policy = asyncrl.load(run, greedy=True)
+    seen = np.random.default_rng(0).integers(0, 50, (2, 400, 20))
+    expected = [policy.act(observations)[1].seen for observations in seen]
+    wrong: list[int] = []
+
+    def act(number: int) -> None:
+        wrong.append(sum((policy.act(seen[number])[1].seen != expected[number]).any() for _ in range(10)))
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        threads = [threading.Thread(target=act, args=(number,)) for number in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+
+    assert wrong == [0, 0]
+
+
 def test_a_policy_that_draws_repeats_with_its_seed(tmp_path: Path) -> None:
     """And differs with another."""
     run = asyncrl.train("a3c", env_id="CartPole-v1", **TINY, runs_dir=tmp_path)

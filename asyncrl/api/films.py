@@ -18,7 +18,7 @@ from PIL import Image
 
 from asyncrl.core.errors import UsageError
 from asyncrl.core.extras import to_install
-from asyncrl.envs.environment import BadEnvironment, Environment, Wrapper
+from asyncrl.envs.environment import BadEnvironment, Environment, EpisodeLost, Wrapper
 from asyncrl.envs.pictures import resized
 from asyncrl.envs.spec import TOYS, EnvSpec
 
@@ -76,7 +76,7 @@ def frame_rate(spec: EnvSpec) -> float:
         return 60 / spec.frames_per_step if spec.is_atari else LEAST_RATE
     environment: Any = spec.make(0, evaluation=True)
     environment.close()
-    frames = environment.native.metadata.get("render_fps")
+    frames = (environment.native.metadata or {}).get("render_fps")
     is_known = isinstance(frames, int | float) and 0 < frames < math.inf
     return (frames if is_known else 30) / spec.frames_per_step
 
@@ -228,7 +228,11 @@ class Filmed(Wrapper):
         if self._episodes > self._most:
             return super().step(action)
         picture = self._picture_now()
-        result = super().step(action)
+        try:
+            result = super().step(action)
+        except EpisodeLost:  # it is played again
+            self._episodes -= 1
+            raise
         self._look_on(Step(picture, self._seen, action, result[1], self._score, self._number))
         self._number, self._score, self._seen = self._number + 1, self._score + result[1], np.array(result[0])
         self._steps += 1

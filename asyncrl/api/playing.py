@@ -182,7 +182,7 @@ def play_run(
 def outputs_of(network: Any, spaces: Spaces, observations: Tensor, state: State) -> tuple[dict[str, Tensor], State]:
     """The network's outputs for `observations` `[B, *shape]`, preprocessed and normalised, and the next state.
 
-    By name: `action`, the best one as the environment takes it, int64 `[B]` or float32 `[B, n]`; besides:
+    By name: `action`, the best one, discrete ones counted from 0, int64 `[B]` or float32 `[B, n]`; besides:
 
         logits                  `[B, A]`, of a policy over discrete actions
         q                       `[B, A]`, of a value-based method

@@ -106,13 +106,12 @@ class Policy:
                 state = PolicyState(self._agent.initial_state(len(batch)), seen)
         elif len(state.seen) != len(batch):
             raise UsageError(f"the state is for {len(state.seen)} environments, the observations are for {len(batch)}")
-        seen = self._encoded(batch, state.seen)
-        with torch.inference_mode(), on_the_cpu():
+        with ACTING, torch.inference_mode(), on_the_cpu():
+            seen = self._encoded(batch, state.seen)
             observations = torch.from_numpy(seen)
             if self._normalizer is not None:
                 observations = self._normalizer.observe(observations)
-            with ACTING:
-                chosen, memory, _ = self._agent.act(observations, state.memory, self.steps)
+            chosen, memory, _ = self._agent.act(observations, state.memory, self.steps)
         actions = [self._environment.native_action(one) for one in for_environments(chosen, self.spaces)]
         return (actions[0] if single else np.array(actions)), PolicyState(memory, seen)
 

@@ -41,7 +41,7 @@ class WithMask(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """As the environment does, with the mask."""
-        observation, info = self.env.reset(seed=seed, options=options)
+        observation, info = self.env.reset(seed=seed, **({} if options is None else {"options": options}))
         return self._with_mask(observation, info), info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:

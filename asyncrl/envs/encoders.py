@@ -125,7 +125,7 @@ def _box_encoder(space: spaces.Box, env_id: str) -> Encoding:
     is_scaled = largest > 0 and (kind == "vector" or (kind == "board" and largest != 255))
 
     def encode(image: Any) -> NDArray[Any]:
-        array = _numbers(image, shape, dtype)
+        array = as_numbers(image, shape, dtype)
         array = array.transpose(2, 0, 1) if last else array.reshape(planes)
         return array * np.float32(1 / largest) if is_scaled else array
 
@@ -143,7 +143,7 @@ def kind_of(shape: tuple[int, ...]) -> Kind:
     return "screen" if shape[1] >= SMALLEST_SCREEN and shape[2] >= NARROWEST_SCREEN else "board"
 
 
-def _numbers(observation: Any, shape: tuple[int, ...], dtype: np.dtype[Any] = _FLOAT32) -> NDArray[Any]:
+def as_numbers(observation: Any, shape: tuple[int, ...], dtype: np.dtype[Any] = _FLOAT32) -> NDArray[Any]:
     """An observation as a finite array of this shape and dtype, uint8 or float32. Raises ValueError if it is none."""
     array = _as_array(observation)
     if array.shape != shape:
@@ -188,7 +188,7 @@ def _short(thing: Any) -> str:
 def _vector_encoder(shape: tuple[int, ...], env_id: str) -> Encoding:
     size = math.prod(shape)
     check_size((size,), env_id)
-    return Encoding((size,), "float32", lambda observation: _numbers(observation, shape).reshape(size))
+    return Encoding((size,), "float32", lambda observation: as_numbers(observation, shape).reshape(size))
 
 
 def _parts_encoder(space: spaces.Dict | spaces.Tuple[Any], env_id: str) -> Encoding:
@@ -308,7 +308,7 @@ def _planes_encoder(shape: tuple[int, ...], categories: tuple[int, ...]) -> Enco
     planes = np.zeros((sum(categories), height, width), np.float32)
 
     def encode(observation: Any) -> NDArray[Any]:
-        values = _numbers(observation, shape, _UINT8)
+        values = as_numbers(observation, shape, _UINT8)
         if not (values < categories).all():
             raise ValueError(
                 f"the observation holds {values.max((0, 1))}, beyond the {categories} values of its planes"

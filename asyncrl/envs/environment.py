@@ -62,8 +62,10 @@ class Untranslated:
         return gymnasium.spaces.Box(-np.inf, np.inf, self.spaces.observation_shape)
 
     def see(self, seen: NDArray[Any], observation: Any) -> None:
-        """Bring `seen`, what an agent has seen, up to date with a native observation."""
-        seen[...] = observation
+        """Bring `seen`, what an agent has seen, up to date with a native observation. Raises ValueError for no such one."""
+        from asyncrl.envs.encoders import as_numbers  # loads Gymnasium
+
+        seen[...] = as_numbers(observation, seen.shape, seen.dtype)
 
     def native_action(self, action: int) -> int:
         """The environment's own action for an agent's."""

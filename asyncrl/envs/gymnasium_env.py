@@ -66,6 +66,8 @@ class GymnasiumEnvironment:
         self.notices = (*notices, *_notices_of(environment, env_id))
         """What to tell a user once: Gymnasium's warnings when the environment was made, and our own."""
         encoding = _encoding_of(environment, env_id)
+        self.native_space = environment.observation_space
+        """The space of Gymnasium's observations, also after the environment has been closed."""
         self._action_space = _space_of(environment, "action_space", env_id)
         self.encode: Encoder
         """Converts a Gymnasium observation to ours, which the next call may overwrite."""
@@ -104,7 +106,7 @@ class GymnasiumEnvironment:
         reward = self._reward(result[1])
         try:
             terminated, truncated = bool(result[2]), bool(result[3])
-        except ValueError:
+        except Exception:  # torch's tensors of several raise RuntimeError
             raise self._bad("terminated and truncated must be single truth values") from None
         truncated = truncated or (not terminated and self._elapsed == self._max_episode_steps)
         self._running = not (terminated or truncated)
@@ -139,7 +141,7 @@ class GymnasiumEnvironment:
         Only Gymnasium's classic control (CartPole and the like) is known to be complete: its state is a few numbers.
         """
         native, limit = self.native.unwrapped, _time_limit(self.native)
-        if type(native).__module__.partition(".envs.classic_control")[1] == "" or limit is None:
+        if not type(native).__module__.startswith("gymnasium.envs.classic_control.") or limit is None:
             return None
         return {
             "numbers": {name: getattr(native, name) for name in _CLASSIC_STATE if hasattr(native, name)},
@@ -162,11 +164,6 @@ class GymnasiumEnvironment:
         native.np_random.bit_generator.state = state["random"]
         limit._elapsed_steps = state["limit"]
         self._seed, self._elapsed, self._running = state["seed"], state["elapsed"], state["running"]
-
-    @property
-    def native_space(self) -> spaces.Space[Any]:
-        """The space of Gymnasium's observations."""
-        return self.native.observation_space
 
     def see(self, seen: NDArray[Any], observation: Any) -> None:
         """Convert a Gymnasium observation into `seen`. Raises ValueError for one that is not in the space."""

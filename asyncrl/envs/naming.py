@@ -6,6 +6,7 @@ rows below the headings "Action Space" and "Observation Space". Others do in the
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import math
 import re
@@ -52,7 +53,9 @@ def names_of_components(environment: gymnasium.Env[Any, Any]) -> tuple[str, ...]
 
 def _meanings(environment: Any) -> tuple[str, ...]:
     """Atari's convention, which many follow."""
-    return tuple(str(meaning).lower() for meaning in getattr(environment, "get_action_meanings", lambda: ())())
+    with contextlib.suppress(Exception):  # names are only shown
+        return tuple(str(meaning).lower() for meaning in environment.get_action_meanings())
+    return ()
 
 
 def _members(environment: Any) -> tuple[str, ...]:

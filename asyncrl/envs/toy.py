@@ -178,5 +178,5 @@ def make_toy(env_id: str, seed: int, arguments: dict[str, Any], max_episode_step
         if max_episode_steps:
             arguments["limit"] = min(arguments.get("limit", toy.LIMIT), max_episode_steps)
         return toy(seed=seed, **arguments)
-    except TypeError as error:
+    except (TypeError, ValueError, MemoryError) as error:
         raise UsageError(f"{env_id} could not be made: {one_line(error)}") from error

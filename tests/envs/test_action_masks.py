@@ -164,3 +164,21 @@ def test_the_doctor_s_random_steps_are_valid() -> None:
     verdicts = {finding.check: finding.verdict for finding in findings}
     assert verdicts["random steps"] == "ok"
     assert "FAIL" not in verdicts.values()
+
+
+class Seeded(Told):
+    """Takes only a seed, as older environments do."""
+
+    def reset(self, *, seed: int | None = None) -> Any:
+        return super().reset(seed=seed)
+
+
+def test_an_environment_whose_reset_takes_only_a_seed_has_masks_too() -> None:
+    """As without masks."""
+    environment: Any = EnvSpec(f"{HERE}:seeded", action_masks=True).make(0, evaluation=False)
+    environment.reset()
+    assert environment.step(0)[2:4] == (False, False)
+
+
+def seeded() -> Seeded:
+    return Seeded([1, 0, 1], [1, 1, 1], [1, 1, 1])

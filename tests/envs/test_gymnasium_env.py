@@ -12,7 +12,9 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
+from gymnasium.envs.classic_control import CartPoleEnv
 
 from asyncrl.config.arguments import write_argument
 from asyncrl.core.errors import UsageError
@@ -333,6 +335,7 @@ FLOAT_IMAGE = spaces.Box(0.0, 1.0, (8, 8, 3), np.float32)
         (UNIT, (GOOD, 1j, False, False, {}), "the reward is complex, not a number"),
         (UNIT, (GOOD, np.ones(2), False, False, {}), "the reward is ndarray, not a number"),
         (UNIT, (GOOD, 0.0, np.ones(2), False, {}), "must be single truth values"),
+        (UNIT, (GOOD, 0.0, False, torch.zeros(2, dtype=torch.bool), {}), "must be single truth values"),
         (FLOAT_IMAGE, (np.full((8, 8, 3), np.nan), 0.0, False, False, {}), "contains NaN or infinity"),
         (UNIT, (GOOD, 0.0, False, {}), r"step\(\) must return \(observation, reward, terminated, truncated, info\)"),
         (spaces.Discrete(3), (3, 0.0, False, False, {}), "the observation 3 is not in its space"),
@@ -540,3 +543,18 @@ def test_a_state_sets_nothing_but_what_an_environment_saves() -> None:
     assert native.gravity == 9.8
     assert native.step is not None
     assert native.state.tolist() == [0.0, 0.5, 0.0, 0.0]
+
+
+class Walk(CartPoleEnv):
+    """Of somebody else's package, which has a module of Gymnasium's name."""
+
+    __module__ = "own.envs.classic_control.walk"
+
+
+def test_only_gymnasiums_own_classic_control_says_its_state() -> None:
+    """What else an environment of another package holds is not known."""
+    limited = gymnasium.wrappers.TimeLimit(gymnasium.wrappers.OrderEnforcing(Walk()), 100)
+    environment = GymnasiumEnvironment(limited, "own:Walk", seed=1)
+    environment.reset()
+
+    assert environment.state() is None

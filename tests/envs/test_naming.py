@@ -60,6 +60,18 @@ def test_numbers_keep_the_word_behind_them() -> None:
     assert environment.action_names[0] == "-1 torque to the actuated joint"
 
 
+def test_a_method_that_fails_names_nothing() -> None:
+    """Names are only shown."""
+
+    def fail() -> None:
+        raise RuntimeError("closed")
+
+    environment: Any = EnvSpec("CartPole-v1").make(0, evaluation=True)
+    for method in (fail, lambda: None):
+        environment.native.unwrapped.get_action_meanings = method
+        assert environment.action_names == ("left", "right")
+
+
 def test_a_wrapper_that_changes_a_space_changes_what_its_numbers_mean() -> None:
     """Without the velocities, four names would be wrong."""
     words = ("env_id=CartPole-v1", "components=(1, 3)")

@@ -10,6 +10,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from asyncrl.api.films import Filmed
 from asyncrl.envs.environment import BadEnvironment, EpisodeLost
 from asyncrl.envs.rebuilding import MOST_BREAKS, Rebuilding
 from asyncrl.runtime.seeding import ENVIRONMENT, derive
@@ -129,3 +130,29 @@ def test_each_environment_that_is_rebuilt_has_a_seed_of_its_own(tmp_path: Path) 
     assert len(set(seeds)) == 12
     places = (0, 0, 0), (0, 0, 0, 1), (0, 0, 0, 2)
     assert seeds[::4] == [derive(run.spec.config.seed, ENVIRONMENT, *place) for place in places]
+
+
+def test_a_film_shows_a_lost_episode_and_the_one_that_takes_its_place() -> None:
+    """Two steps are looked on before the environment breaks, then a whole episode of five."""
+
+    class Seen(Brittle):
+        def picture(self) -> np.ndarray:
+            return np.zeros((2, 2, 3), np.uint8)
+
+    def make(number: int) -> Seen:
+        environment = Seen(at=3 if number == 0 else 50)
+        environment.length = 5
+        return environment
+
+    looked_on: list[int] = []
+    filmed = Filmed(Rebuilding(make, True, lambda line: None), lambda step: looked_on.append(step.number))
+    filmed.reset()
+    for _ in range(2):
+        filmed.step(0)
+    with pytest.raises(EpisodeLost):
+        filmed.step(0)
+    filmed.reset()
+    for _ in range(5):
+        filmed.step(0)
+
+    assert looked_on == [0, 1, 0, 1, 2, 3, 4, 5]

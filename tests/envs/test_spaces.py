@@ -431,3 +431,26 @@ def old_env() -> Any:
 
 def normalized(wrapper: Any) -> Any:
     return wrapper(Shown())
+
+
+@pytest.mark.parametrize("env_id", ["Chain", "Catch", "ALE/Pong-v5"])
+@pytest.mark.parametrize("shown", [np.nan, np.inf, 1e300, 1j, "1"])
+def test_the_toys_and_atari_take_no_impossible_observation_either(env_id: str, shown: Any) -> None:
+    """A policy may be given any array; those environments have no encoder of their own."""
+    environment: Any = EnvSpec(env_id).make(0, evaluation=True)
+    like = environment.reset()
+    seen = np.zeros_like(like)
+
+    environment.see(seen, np.ones_like(like))
+    assert (seen == 1).all()
+    with pytest.raises(ValueError, match="the observation"):
+        environment.see(seen, np.full(like.shape, shown))
+
+
+@pytest.mark.parametrize(("shown", "line"), [(0.9, "is float64, not uint8"), (256, "0 to 255"), (-1, "0 to 255")])
+def test_ataris_observations_are_bytes(shown: Any, line: str) -> None:
+    """A screen scaled to 0 to 1 would be black."""
+    environment: Any = EnvSpec("ALE/Pong-v5").make(0, evaluation=True)
+    seen = np.zeros(environment.spaces.observation_shape, np.uint8)
+    with pytest.raises(ValueError, match=line):
+        environment.see(seen, np.full(seen.shape, shown))

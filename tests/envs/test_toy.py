@@ -124,6 +124,7 @@ def test_a_toy_takes_its_own_settings() -> None:
     ("spec", "line"),
     [
         (EnvSpec("Chain", env_kwargs=("depth=4",)), "Chain could not be made: TypeError: .*'depth'"),
+        (EnvSpec("Chain", env_kwargs=("length=1000000000000000",)), "Chain could not be made: .*"),
         (EnvSpec("Chain", env_kwargs=("length=1",)), "Chain needs a length of at least 2"),
         (EnvSpec("Catch", env_kwargs=("limit=0",)), "Catch needs a limit of at least 1"),
     ],
