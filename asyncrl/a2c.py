@@ -24,7 +24,7 @@ from torch import Tensor
 
 from asyncrl import a3c
 from asyncrl.algorithm import IN_STEP
-from asyncrl.config.in_step import InStepConfig
+from asyncrl.config.policy import InStepConfig
 from asyncrl.core.losses import Metrics
 from asyncrl.core.rollout import Rollout
 

@@ -27,7 +27,7 @@ from torch import Tensor
 from asyncrl.actor_critic import ActorCriticMethod
 from asyncrl.algorithm import IN_STEP
 from asyncrl.config.groups import limited
-from asyncrl.config.in_step import InStepConfig
+from asyncrl.config.policy import InStepConfig
 from asyncrl.core.losses import Metrics, clipped_surrogate, clipped_value_loss, squared_error
 from asyncrl.core.returns import lambda_returns
 from asyncrl.core.rollout import Minibatch, Rollout

@@ -69,11 +69,9 @@ def measured(ways: dict[str, Way], observations: Tensor, rounds: int) -> dict[st
                 logits = forward(observations)
                 seconds[way].append(time.thread_time() - began)
                 torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+    usual = seconds[LAYERS]
     return {
-        way: (
-            1e6 * statistics.median(taken),
-            statistics.median(own / usual for own, usual in zip(taken, seconds[LAYERS], strict=True)),
-        )
+        way: (1e6 * statistics.median(taken), statistics.median(a / b for a, b in zip(taken, usual, strict=True)))
         for way, taken in seconds.items()
     }
 

@@ -93,7 +93,7 @@ def play_evenly(game: str, seed: int) -> float:
 
 def row_of(game: str, seed: int, folder: Path) -> Row:
     """The row of a run that has finished."""
-    last = list(read_records(folder / "evaluator.jsonl"))[-1]
+    last = read_records(folder / "evaluator.jsonl")[-1]
     returns = last["returns"]
     minutes = float(last["seconds"]) / 60
     return Row(game, seed, statistics.fmean(returns), min(returns), max(returns), play_evenly(game, seed), minutes)

@@ -95,7 +95,7 @@ def measure(command: Sequence[str], folder: Path, arguments: argparse.Namespace)
     ranks = [counted(file, arguments.warm_up) for file in files]
     if not all(ranks):
         raise SystemExit(f"{' '.join(command)}\ndid not last longer than the warm-up of {arguments.warm_up:g} seconds")
-    learner = counted(run / "learner.jsonl", arguments.warm_up) if (run / "learner.jsonl").exists() else []
+    learner = counted(run / "learner.jsonl", arguments.warm_up)
     spent = max(own[-1]["seconds"] for own in ranks) - beginning(run, arguments.warm_up)
     scores = [row["mean"] for row in read_records(run / "evaluator.jsonl") if row.get("mean") is not None]
     config = json.loads((run / "config.json").read_text())["config"]

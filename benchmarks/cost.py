@@ -97,27 +97,21 @@ class Kept:
 def make_run(folder: str, algorithm: str, settings: Mapping[str, Any]) -> Run:
     """A run with one worker; its records have one row, written at the end."""
     from asyncrl.algorithm import algorithm_of
-    from asyncrl.backends.handles import shared
+    from asyncrl.api.training import prepare
     from asyncrl.envs.spec import EnvSpec
     from asyncrl.runtime.plan import Plan
-    from asyncrl.runtime.run import Run, RunSpec, initial_parameters
-    from asyncrl.storage.run_folder import RunFolder
 
     name = f"asyncrl.{algorithm}"
     method = algorithm_of(name)
     fixed = {
         "env_id": PONG, "total_steps": 2**50, "workers": 1, "record_interval_seconds": 1e9, "overlap": False,
-        "backend": "local",
+        "backend": "local", "runs_dir": folder,
     }  # fmt: skip
     screen = {key: value for key, value in settings.items() if key == "image_size"}
     environment = EnvSpec.of(method.Config(env_id=PONG, **screen))
     spaces = environment.probe()
     config = method.Config(**(method.preset("default", spaces) | fixed | settings))
-    plan = Plan(name, config, environment, spaces)
-    theta, layout = initial_parameters(plan)
-    run_folder = RunFolder.create(Path(folder), algorithm, PONG, str(time.time_ns()))
-    spec = RunSpec(name, config, environment, spaces, run_folder, layout)
-    return Run(spec, shared(spec, theta))
+    return prepare(Plan(name, config, environment, spaces))
 
 
 def ours(row: str) -> Program:

@@ -15,16 +15,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.core.statistics import (
-    LEVEL,
-    Estimate,
-    Sample,
-    interquartile_mean,
-    mean_of,
-    median,
-    over_games,
-    ratio,
-)
+from asyncrl.core.statistics import LEVEL, Estimate, Sample, interquartile_mean, mean_of, median, over_games, ratio
 
 Draw = Callable[[np.random.Generator, int], NDArray[np.float64]]
 DISTRIBUTIONS: dict[str, tuple[Draw, float, float]] = {

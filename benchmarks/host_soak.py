@@ -40,7 +40,6 @@ from soak import NAME, WORKERS, names_in, speeds, status_of
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from asyncrl.backends.ray.connection import VARIABLES
 from asyncrl.storage.records import RecordWriter, read_records
 
 HOSTS, ROW_SECONDS, LONGEST = 2, 10.0, 120.0
@@ -183,8 +182,8 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the cluster and its hosts are removed on the way out
     options.folder.mkdir(parents=True, exist_ok=True)
     bad = [] if options.show else soak(options)
-    rows = list(read_records(options.folder / "rows.jsonl"))
-    faults = list(read_records(options.folder / "faults.jsonl"))
+    rows = read_records(options.folder / "rows.jsonl")
+    faults = read_records(options.folder / "faults.jsonl")
     tell(rows, faults)
     if options.figure:
         draw(rows, faults, options.folder, options.figure)
@@ -194,7 +193,6 @@ def main() -> int:
 
 def soak(options: argparse.Namespace) -> list[str]:
     """Train on two hosts with faults; what was wrong."""
-    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64, **VARIABLES}
     choose, bad = random.Random(options.seed), []
     shared = names_in(SHARED_MEMORY)
     with cluster(HOSTS, options.workers, again=True) as (prefix, address):

@@ -69,6 +69,7 @@ def cluster(hosts: int, workers: int, again: bool = False) -> Iterator[tuple[lis
 
     With `again` Ray is started anew where it has ended, on all hosts but the first one.
     """
+    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64, **VARIABLES}
     apart = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
     start = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"]
     loop = ["sh", "-c", 'while true; do "$@"; sleep 5; done', "loop"]
@@ -142,7 +143,6 @@ def main() -> None:
     of = [arguments.score, arguments.workers, arguments.total_steps, arguments.evaluation_interval_steps, *flags]
     if results.setdefault("of", of) != of:
         parser.error(f"{stored} has runs with other settings: give another folder")
-    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64, **VARIABLES}
     for hosts in arguments.hosts:
         jobs = [(algorithm, seed) for seed in arguments.seeds for algorithm in arguments.algorithms]
         if all(f"{algorithm}-{hosts}-{kind}-{seed}" in results for algorithm, seed in jobs for kind in KINDS):

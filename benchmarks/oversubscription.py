@@ -28,6 +28,7 @@ import psutil
 from soak import workers_of
 
 from asyncrl.storage.records import read_records
+from asyncrl.studies.measure import add_up
 
 WARM_UP = 5.0
 """Seconds that do not count."""
@@ -104,10 +105,7 @@ def measure(algorithm: str, env_id: str, workers: int, prefix: str, seconds: flo
     rate = sum(
         sum(row["worker_steps"] for row in own[1:]) / (own[-1]["seconds"] - own[0]["seconds"]) for own in counted
     )
-    phases: dict[str, float] = {}
-    for row in (row for own in counted for row in own):
-        for name, value in row["time"].items():
-            phases[name] = phases.get(name, 0.0) + value
+    phases = add_up(row["time"] for own in counted for row in own)
     total = sum(phases.values())
     used = [(b - a) / spent / rate * 1e3 for a, b in zip(before, after, strict=True)]
     shares = {name: value / total for name, value in phases.items()}
@@ -134,10 +132,8 @@ def main(words: Sequence[str] | None = None) -> None:
         settings = [(workers, prefix) for workers in options.workers for prefix in options.prefixes]
         costs: dict[tuple[int, str], list[Cost]] = {setting: [] for setting in settings}
         for _ in range(options.repeats):
-            for workers, prefix in settings:
-                costs[workers, prefix].append(
-                    measure(options.algorithm, env_id, workers, prefix, options.seconds, options.flags)
-                )
+            for setting in settings:
+                costs[setting].append(measure(options.algorithm, env_id, *setting, options.seconds, options.flags))
         for (workers, prefix), some in costs.items():
             rate, cpu, *others = (statistics.median(each) for each in list(zip(*some, strict=True))[:6])
             names = sorted(some[0].phases, key=lambda name: -some[0].phases[name])

@@ -99,12 +99,8 @@ def order(quantity: Quantity, sign: int) -> list[str]:
 def print_table(title: str, quantity: Quantity, sign: int) -> None:
     """A Markdown table: a row per method, a column per environment, and the mean."""
     rows = [
-        {
-            "method": method,
-            **{name: own.get(method, "") for name, own in quantity.items()},
-            "mean": mean(quantity, method),
-        }
-        for method in order(quantity, sign)
+        {"method": one, **{name: own.get(one, "") for name, own in quantity.items()}, "mean": mean(quantity, one)}
+        for one in order(quantity, sign)
     ]
     print(f"\n{title}\n\n{table(rows).markdown}")
 

@@ -30,6 +30,7 @@ from typing import Any
 import psutil
 
 from asyncrl.storage.records import read_records
+from asyncrl.studies.measure import add_up
 
 SHARES = ("acting", "learning", "waiting", "communicating")
 ACTING, LEARNING = ("environment", "act", "collect", "pull"), ("loss", "push", "take", "put")
@@ -54,7 +55,7 @@ def train(
             raise SystemExit(f"training ended with exit code {process.returncode}: {errors.strip()}")
         (run,) = Path(folder).glob("*/*/*")
         ranks = [counted(file, warm_up) for file in sorted(run.glob("worker-*.jsonl"))]
-        learner = counted(run / "learner.jsonl", warm_up) if (run / "learner.jsonl").exists() else []
+        learner = counted(run / "learner.jsonl", warm_up)
         began = beginning(run, warm_up)
     spent = max(own[-1]["seconds"] for own in ranks) - began
     steps = sum(row["worker_steps"] for own in ranks for row in own)
@@ -93,10 +94,7 @@ def beginning(run: Path, warm_up: float) -> float:
 
 def time_of(rows: Sequence[Mapping[str, Any]]) -> Counter[str]:
     """Seconds by phase."""
-    sums: Counter[str] = Counter()
-    for row in rows:
-        sums.update(row["time"])
-    return sums
+    return add_up(row["time"] for row in rows)
 
 
 def shares(ranks: Sequence[Counter[str]], learner: Counter[str]) -> dict[str, float]:

@@ -28,25 +28,26 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import psutil
 import torch
+from replay_cpprb import rate_of
 
 from asyncrl import apex
-from asyncrl.backends.handles import experience_bytes, shared
+from asyncrl.api.training import prepare
+from asyncrl.backends.handles import experience_bytes
 from asyncrl.core.rollout import Rollout
 from asyncrl.core.spaces import Spaces
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.experience.replay import Replay
 from asyncrl.runtime.plan import Plan
 from asyncrl.runtime.roles import build_learner
-from asyncrl.runtime.run import Run, RunSpec, initial_parameters
+from asyncrl.runtime.run import Run
 from asyncrl.runtime.threads import enforce_one_thread, keep_freed_memory, request_one_thread
-from asyncrl.storage.run_folder import RunFolder
 
 EPISODE = 200
 CPPRB = Path(__file__).with_name("replay_cpprb.py")
@@ -69,22 +70,22 @@ class Rates(NamedTuple):
 
 def make_run(folder: Path, env_id: str, **settings: Any) -> Run:
     """A run of Ape-X with its memory, which is empty; nothing in it waits for the replay ratio."""
-    fixed = {"env_id": env_id, "total_steps": 2**50, "replay_ratio": 1e6, "warmup_steps": 1, "workers": 4}
+    fixed = {
+        "env_id": env_id, "total_steps": 2**50, "replay_ratio": 1e6, "warmup_steps": 1, "workers": 4,
+        "runs_dir": str(folder),
+    }  # fmt: skip
     environment = EnvSpec.of(apex.ApeX.Config(env_id=env_id))
     spaces = environment.probe()
     config = apex.ApeX.Config(**(apex.ApeX.preset("default", spaces) | fixed | settings))
-    theta, layout = initial_parameters(Plan("asyncrl.apex", config, environment, spaces))
-    run_folder = RunFolder.create(folder, "apex", env_id, str(time.time_ns()))
-    spec = RunSpec("asyncrl.apex", config, environment, spaces, run_folder, layout)
-    return Run(spec, shared(spec, theta))
+    return prepare(Plan("asyncrl.apex", config, environment, spaces))
 
 
-def rollouts_of(run: Run, count: int = 8) -> list[Rollout]:
-    """Some rollouts of noise, to be put in turn."""
+def rollouts_of(run: Run) -> list[Rollout]:
+    """Eight rollouts of noise, to be put in turn."""
     config, spaces = run.spec.config, run.spec.spaces
     each = config.t_max, config.envs_per_worker
     made = []
-    for _ in range(count):
+    for _ in range(8):
         last = torch.rand(each) < 1 / EPISODE
         made.append(
             Rollout(
@@ -105,17 +106,6 @@ def noise(spaces: Spaces, *leading: int) -> torch.Tensor:
     """Observations that nobody has seen."""
     shape = (*leading, *spaces.observation_shape)
     return torch.randint(256, shape, dtype=torch.uint8) if spaces.observation_dtype == "uint8" else torch.randn(shape)
-
-
-def rate_of(work: Callable[[], object], seconds: float) -> float:
-    """How often it is done in a second, after some that do not count."""
-    for _ in range(5):
-        work()
-    times, began = 0, time.process_time()
-    while (spent := time.process_time() - began) < seconds:
-        work()
-        times += 1
-    return times / spent
 
 
 def measure(folder: Path, env_id: str, seconds: float, **settings: Any) -> Rates:
@@ -232,10 +222,9 @@ def main(words: Sequence[str] | None = None) -> None:
             with tempfile.TemporaryDirectory() as folder:
                 for _ in range(options.repeats):
                     for name, exponent in drawn.items():
-                        settings = {"memory_steps": options.memory_steps, "minibatch": minibatch}
-                        rates[name].append(
-                            measure(Path(folder), env_id, options.seconds, priority_exponent=exponent, **settings)
-                        )
+                        settings: dict[str, Any] = {"memory_steps": options.memory_steps, "minibatch": minibatch}
+                        settings["priority_exponent"] = exponent
+                        rates[name].append(measure(Path(folder), env_id, options.seconds, **settings))
             for name, some in rates.items():
                 put, draw, learn, planned, grown = (statistics.median(column) for column in zip(*some, strict=True))
                 print(

@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable
 
-import cpprb  # type: ignore[import-not-found, unused-ignore]
 import numpy as np
 
 
@@ -27,6 +26,8 @@ def rate_of(work: Callable[[], object], seconds: float) -> float:
 
 def rates(size: int, n_step: int, put: int, batch: int, seconds: float, prioritised: bool) -> dict[str, float]:
     """Steps put `put` at a time, and transitions drawn `batch` at a time, per second."""
+    import cpprb  # type: ignore[import-not-found, unused-ignore]
+
     random = np.random.default_rng(0)
     shapes = {"obs": {"shape": 4}, "next_obs": {"shape": 4}, "act": {"dtype": np.int64}, "rew": {}, "done": {}}
     several = {"size": n_step, "gamma": 0.99, "rew": "rew", "next": "next_obs"} if n_step > 1 else None

@@ -96,20 +96,10 @@ def main() -> None:
     model = A2C(
         "MlpPolicy",
         VecNormalize(environments, gamma=0.99),
-        learning_rate=lambda remaining: 0.00096 * remaining,
-        n_steps=8,
-        gamma=0.99,
-        gae_lambda=0.9,
-        ent_coef=0.0,
-        vf_coef=0.4,
-        max_grad_norm=0.5,
-        use_rms_prop=True,
-        use_sde=True,
-        normalize_advantage=False,
-        policy_kwargs={"log_std_init": -2, "ortho_init": False},
-        seed=arguments.seed,
-        device="cpu",
-    )
+        learning_rate=lambda remaining: 0.00096 * remaining, n_steps=8, gamma=0.99, gae_lambda=0.9, ent_coef=0.0,
+        vf_coef=0.4, max_grad_norm=0.5, use_rms_prop=True, use_sde=True, normalize_advantage=False,
+        policy_kwargs={"log_std_init": -2, "ortho_init": False}, seed=arguments.seed, device="cpu",
+    )  # fmt: skip
     learn(model, arguments)
 
 

@@ -26,25 +26,14 @@ def main() -> None:
     model = PPO(
         "MlpPolicy",
         VecNormalize(environments, gamma=GAMMA),
-        learning_rate=2.0633e-05,
-        n_steps=512,
-        batch_size=64,
-        n_epochs=20,
-        gamma=GAMMA,
-        gae_lambda=0.92,
-        clip_range=0.1,
-        ent_coef=0.000401762,
-        vf_coef=0.58096,
-        max_grad_norm=0.8,
+        learning_rate=2.0633e-05, n_steps=512, batch_size=64, n_epochs=20, gamma=GAMMA, gae_lambda=0.92,
+        clip_range=0.1, ent_coef=0.000401762, vf_coef=0.58096, max_grad_norm=0.8,
         policy_kwargs={
-            "log_std_init": -2,
-            "ortho_init": False,
-            "activation_fn": torch.nn.ReLU,
+            "log_std_init": -2, "ortho_init": False, "activation_fn": torch.nn.ReLU,
             "net_arch": {"pi": [256, 256], "vf": [256, 256]},
         },
-        seed=arguments.seed,
-        device="cpu",
-    )
+        seed=arguments.seed, device="cpu",
+    )  # fmt: skip
     learn(model, arguments)
 
 

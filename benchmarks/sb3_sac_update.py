@@ -36,24 +36,17 @@ def updated(frozen_critics: bool) -> dict[str, Any]:
     """The parameters before, what the update was made of, its gradients, and the parameters after it."""
     torch.manual_seed(1)
     model = SAC(
-        "MlpPolicy",
-        Spaces(),
-        learning_rate=1e-3,
-        buffer_size=10,
-        policy_kwargs={"net_arch": [8, 8]},
+        "MlpPolicy", Spaces(), learning_rate=1e-3, buffer_size=10, policy_kwargs={"net_arch": [8, 8]},
         ent_coef="auto_0.2",
-    )
+    )  # fmt: skip
     model.set_logger(Logger(None, []))
     with torch.no_grad():
         for parameter in model.critic_target.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
     batch = ReplayBufferSamples(
-        torch.randn(BATCH, OBSERVATION),
-        torch.rand(BATCH, ACTION) * 2 - 1,
-        torch.randn(BATCH, OBSERVATION),
-        (torch.rand(BATCH, 1) < 0.2).float(),
-        torch.randn(BATCH, 1),
-    )
+        torch.randn(BATCH, OBSERVATION), torch.rand(BATCH, ACTION) * 2 - 1, torch.randn(BATCH, OBSERVATION),
+        (torch.rand(BATCH, 1) < 0.2).float(), torch.randn(BATCH, 1),
+    )  # fmt: skip
     noise = torch.randn(2, BATCH, ACTION)
     drawn = iter(noise)
     torch.distributions.Normal.rsample = lambda self, shape=(): self.loc + self.scale * next(drawn)  # type: ignore

@@ -142,7 +142,7 @@ def measure(
         status = read_json(run / "status.json")
         assert status["exit_code"] == 143, status
     return {
-        "algorithm": algorithm, "env_id": env_id, "hosts": hosts, "shards": shards, 
+        "algorithm": algorithm, "env_id": env_id, "hosts": hosts, "shards": shards,
         "parameters": parameters_of(env_id, size),
         "seconds": round(took, 2), "steps": steps, "updates": updates, "exchanges": exchanges,
         "cpu_seconds": {part: round(spent - before.get(part, 0.0), 3) for part, spent in sorted(after.items())},

@@ -113,15 +113,8 @@ def draw_rows(points: Sequence[dict[str, str]], path: Path) -> None:
         marks = [Line((row.minutes,), (row.score,), BLACK, "RLlib on a supercomputer", "", marker="*", size=11)]
         for run in runs:
             minutes, scores = [float(at["seconds"]) / 60 for at in run], [float(at["score"]) for at in run]
-            marks.append(
-                Line(
-                    minutes,
-                    scores,
-                    COLOURS[row.algorithm],
-                    f"{method_name(row.algorithm)}, {run[-1]['cores']} cores",
-                    width=1.2,
-                )
-            )
+            name = f"{method_name(row.algorithm)}, {run[-1]['cores']} cores"
+            marks.append(Line(minutes, scores, COLOURS[row.algorithm], name, width=1.2))
         panels.append(Panel(marks, "minutes", "score of ten games", f"{method_name(row.algorithm)}, {row.game}"))
     save_figure(draw([panels[:3], panels[3:]], 3.2), path)
 

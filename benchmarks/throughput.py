@@ -221,12 +221,8 @@ def main() -> None:
         for _ in range(arguments.repeats):
             alone = environment_rate(spec, setting[0], setting[1], arguments.seconds)
             bare = (*BARE, "--record-interval-seconds", "1", *flags)
-            pairs.append(
-                (
-                    alone,
-                    *training_rate(arguments.algorithm, arguments.env_id, setting, arguments.seconds, bare, WARM_UP),
-                )
-            )
+            made = training_rate(arguments.algorithm, arguments.env_id, setting, arguments.seconds, bare, WARM_UP)
+            pairs.append((alone, *made))
         ratios = [training / alone for alone, training, _, _ in pairs]
         alone, training = (statistics.median(pair[i] for pair in pairs) for i in (0, 1))
         shares = {phase: statistics.median(pair[2][phase] for pair in pairs) for phase in phases}

@@ -873,8 +873,18 @@ def test_runs_and_policies_say_what_they_are(cartpole: asyncrl.Run) -> None:
         f"<Policy of a2c on CartPole-v1: greedy, best checkpoint after {policy.steps:,} steps, best score "
         f"{cartpole.best_score:.1f}, in {cartpole.path}>"
     )
-    gone = asyncrl.Run(Path("nowhere"), "stopped", "received SIGINT", None)
-    assert repr(gone) == "<Run of a folder that cannot be read: stopped, not evaluated, in nowhere>"
+    gone = asyncrl.Run(Path("nowhere"), "stopped", "received SIGINT", None, 1234)
+    assert repr(gone) == "<Run of a folder that cannot be read: stopped after 1,234 steps, not evaluated, in nowhere>"
+
+
+def test_a_run_that_was_resumed_later_says_what_it_was(tmp_path: Path) -> None:
+    """All of it is of one moment."""
+    run = asyncrl.train("a3c", env_id="Catch", **TINY | {"total_steps": 100}, runs_dir=tmp_path)
+    before = repr(run)
+    longer = asyncrl.train(resume=run, total_steps=400)
+
+    assert repr(run) == before
+    assert run.steps < 400 <= longer.steps == asyncrl.Run.open(run).steps
 
 
 def test_threads_may_share_a_policy(tmp_path: Path) -> None:

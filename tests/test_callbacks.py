@@ -205,6 +205,14 @@ def test_what_is_no_callback_is_refused(tmp_path: Path, callback: Any, line: str
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("name", ["on_evaluation", "on_progress"])
+def test_what_is_no_function_is_refused(tmp_path: Path, name: str) -> None:
+    """As what is no callback."""
+    with pytest.raises(asyncrl.UsageError, match=f"{name} takes a function, got 3"):
+        asyncrl.train("a3c", **SOME, runs_dir=tmp_path, **{name: 3})
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_callbacks_of_the_documentation_work(tmp_path: Path) -> None:
     """Every program in docs/callbacks.md, one after the other, as it stands there."""
     programs = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "callbacks.md").read_text(), re.DOTALL)

@@ -88,14 +88,14 @@ def as_typed(path: Path, language: Language) -> str:
     return shlex.quote(typed)
 
 
-def describe_run(path: Path, state: str, best_score: float | None) -> str:
+def describe_run(path: Path, state: str, steps: int, best_score: float | None) -> str:
     """Algorithm, environment, steps, best score and folder, as far as the folder still exists."""
-    what, steps = "a folder that cannot be read", ""
+    what = "a folder that cannot be read"
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError, UsageError):  # a repr never raises
         stored = read_facts(RunFolder(path).config_file)
         what = f"{name_of(stored['algorithm'])} on {stored['config']['env_id']}"
-        steps = f" after {read_status(path)['steps']:,} steps"
-    return f"<Run of {what}: {state}{steps}, {best_in_words(best_score)}, in {as_typed(path, 'shell')}>"
+    told = f"{state} after {steps:,} steps, {best_in_words(best_score)}"
+    return f"<Run of {what}: {told}, in {as_typed(path, 'shell')}>"
 
 
 def best_in_words(score: float | None) -> str:

@@ -45,7 +45,8 @@ def training(
                     break
         print(training.run.best_score)
     """
-    return Training(request_for(algorithm, config, settings, trust, quiet), "" if quiet else "python", callback)
+    request = request_for(algorithm, config, settings, trust, quiet)
+    return Training(_Thread(request, "" if quiet else "python", callback))
 
 
 class Training(Iterator[Evaluation]):
@@ -57,11 +58,9 @@ class Training(Iterator[Evaluation]):
     numerical libraries ask for one thread.
     """
 
-    def __init__(
-        self, request: Request, speaks: Literal["", "python"], callback: Callback | Sequence[Callback] | None = None
-    ) -> None:
+    def __init__(self, thread: _Thread) -> None:
         """Start the run, and return when its workers are running. Raises UsageError, or RunFailed if it breaks."""
-        self._thread = _Thread(request, speaks, callback)
+        self._thread = thread
         with random_numbers_kept():  # a run uses torch's global generator only until its workers are running
             self._thread.start()
             with self._waiting():
@@ -105,8 +104,7 @@ class Training(Iterator[Evaluation]):
             self._thread.ended.result()
 
     def __del__(self) -> None:
-        if hasattr(self, "_thread"):
-            self._thread.end()
+        self._thread.end()
 
     @contextlib.contextmanager
     def _waiting(self) -> Iterator[None]:

@@ -120,6 +120,9 @@ class Calls:
         first: Listener = NOBODY,
     ) -> None:
         """`first` hears everything before the callbacks do. Raises UsageError for what is no callback."""
+        for name, function in (("on_evaluation", on_evaluation), ("on_progress", on_progress)):
+            if function is not None and not callable(function):
+                raise UsageError(f"{name} takes a function, got {function!r}")
         self._signals, self._first = signals, first
         self._callbacks = [*_listed(callback), _Functions(on_evaluation, on_progress)]
         self._running: Running | None = None

@@ -82,13 +82,9 @@ def look_of(loaded: Loaded, height: int) -> Look:
     return Look(
         f"{short(loaded.run.spec.algorithm)} on {spec.env_id}",
         names if len(names) == count else tuple(f"action {i}" for i in range(count)),
-        spaces.action_low,
-        spaces.action_high,
-        height // 2 * 2,
-        tuple(getattr(environment, "observation_names", ())),
-        f"discounted by {config.gamma:g}{unit}",
-        scale,
-    )
+        spaces.action_low, spaces.action_high, height // 2 * 2, tuple(getattr(environment, "observation_names", ())),
+        f"discounted by {config.gamma:g}{unit}", scale,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

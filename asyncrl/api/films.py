@@ -76,7 +76,7 @@ def frame_rate(spec: EnvSpec) -> float:
         return 60 / spec.frames_per_step if spec.is_atari else LEAST_RATE
     environment: Any = spec.make(0, evaluation=True)
     environment.close()
-    frames = (environment.native.metadata or {}).get("render_fps")
+    frames: Any = (environment.native.metadata or {}).get("render_fps")
     is_known = isinstance(frames, int | float) and 0 < frames < math.inf
     return (frames if is_known else 30) / spec.frames_per_step
 

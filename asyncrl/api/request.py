@@ -75,11 +75,12 @@ class Request:
         algorithm, method = self.algorithm, algorithm_of(self.algorithm)
         changes: list[str] = []
         if resume:
-            from asyncrl.api.resume import differences, stored_config
+            from asyncrl.api.resume import check_place, differences, stored_config
 
             given = {} if self.config is None else to_plain(self.config)
             permission = Permission({"algorithm": algorithm} | given | self.settings, self.trust)
             stored = read_stored(RunFolder.open(Path(resume)).config_file)
+            check_place(Path(resume), self.settings)
             before = stored_config(algorithm, stored, permission, trains=True)
             config = replace(self._on(self.config or before), resume=resume)
             changes = differences(before, config)

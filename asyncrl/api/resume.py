@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from asyncrl.algorithm import algorithm_of
 from asyncrl.backends.restoring import check_fits
@@ -83,6 +85,14 @@ def differences(stored: RunConfig, config: RunConfig) -> list[str]:
     before, after = to_plain(stored), to_plain(config)
     names = [name for name in after if name not in ("resume", "quiet") and before[name] != after[name]]
     return [f"changed on resume: {flag(name)} {before[name]} -> {after[name]}" for name in names]
+
+
+def check_place(run: Path, settings: Mapping[str, Any]) -> None:
+    """Raise UsageError if `settings` have another name or place for a run that is resumed than its folder has."""
+    name, above = os.path.basename(os.path.abspath(run)), Path(os.path.abspath(run)).parent.resolve()
+    runs_dir = settings.get("runs_dir") or above
+    if (settings.get("run_name") or name) != name or not above.is_relative_to(Path(runs_dir).resolve()):
+        raise UsageError("--run-name and --runs-dir are for a new run: a run that is resumed stays in its folder")
 
 
 def _refuse_links(run: RunFolder) -> None:

@@ -68,11 +68,13 @@ class Run:
     """Why it ended."""
     best_score: float | None
     """Mean of its best evaluation; None if there was none."""
+    steps: int
+    """Steps of all workers together."""
 
     def __repr__(self) -> str:
         from asyncrl.api.advice import describe_run
 
-        return describe_run(self.path, self.state, self.best_score)
+        return describe_run(self.path, self.state, self.steps, self.best_score)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Run:
@@ -80,7 +82,7 @@ class Run:
         folder = RunFolder.open(Path(path))
         status = read_status(folder.path)
         try:
-            return cls(folder.path, status["state"], status["reason"], status["best_score"])
+            return cls(folder.path, *(status[name] for name in ("state", "reason", "best_score", "steps")))
         except KeyError as error:
             raise UsageError(f"{folder.status_file} is missing or damaged: it has no {error}") from None
 
@@ -113,7 +115,7 @@ def run_of(ended: Ended) -> Run:
     outcome, path = ended.outcome, ended.run.spec.folder.path
     if outcome.state == "failed":
         raise RunFailed(path, outcome.reason, outcome.traceback)
-    return Run(path, outcome.state, outcome.reason, ended.summary.best_score)
+    return Run(path, outcome.state, outcome.reason, ended.summary.best_score, ended.summary.steps)
 
 
 @contextlib.contextmanager

@@ -84,9 +84,7 @@ def carry_out(
                 view.say(line)
         write_stored(folder.config_file, resolved.algorithm, to_plain(config), resolved.facts)
         write_json(folder.host_file, host_facts() | {"torch_kernels": torch.backends.cpu.get_cpu_capability()})
-        trackers = {}
-        if config.track:
-            trackers = _trackers_of(run)
+        trackers = _trackers_of(run) if config.track else {}
         monitor = Monitor(run, listener, trackers, held.lost, view.say)
         outcome = conclude(follow(run, monitor, view, signals, meeting), monitor)
     view.close(monitor.summary)

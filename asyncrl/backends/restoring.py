@@ -55,7 +55,8 @@ def check_fits(checkpoint: Checkpoint, algorithm: str, env_id: str, optimizer: s
         reason = f"{wrong[0]} is missing or invalid in its manifest"
         raise UsageError(f"the checkpoint of step {checkpoint.steps} cannot be used: {reason}")
     if {name: tuple(tensor.shape) for name, tensor in checkpoint.parameters.items()} != dict(layout):
-        raise UsageError("the checkpoint's network has different layers from this run's; use the same network settings")
+        remedy = "use the same environment and the same network settings"
+        raise UsageError(f"the checkpoint's network has different layers from this run's; {remedy}")
 
 
 def flat_parameters(checkpoint: Checkpoint, layout: Layout) -> Tensor:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import make_dataclass
 from pathlib import Path
@@ -28,9 +27,8 @@ zsh:  asyncrl completion zsh > _asyncrl, in a folder on your fpath
 Generating the script takes a few seconds: do it once, and again after each update."""
 
 
-def main(words: Sequence[str] | None = None) -> int:
+def main(words: Sequence[str]) -> int:
     """Print the script; returns the exit code."""
-    words = list(sys.argv[1:] if words is None else words)
 
     def completion() -> int:
         if {"-h", "--help"} & set(words):

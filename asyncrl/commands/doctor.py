@@ -93,12 +93,9 @@ ENVIRONMENT = ("env_id", "env_kwargs", "max_episode_steps")
 VECTORS: dict[str, Any] = {"env_id": "Pendulum-v1", "env_kwargs": (), "max_episode_steps": 9}
 """The same for algorithms whose actions are vectors."""
 PLAIN_SGD: dict[str, Any] = {
-    "optimizer": "momentum-sgd",
-    "optimizer_decay": 0.0,
-    "learning_rate": 1.0,
-    "learning_rate_schedule": "constant",
+    "optimizer": "momentum-sgd", "optimizer_decay": 0.0, "learning_rate": 1.0, "learning_rate_schedule": "constant",
     "max_gradient_norm": 0.0,
-}
+}  # fmt: skip
 """With these theta counts the gradients that are applied to it."""
 
 
@@ -142,9 +139,8 @@ class Config:
             raise UsageError("--address is for --backend ray")
 
 
-def main(words: Sequence[str] | None = None) -> int:
+def main(words: Sequence[str]) -> int:
     """Check what the command line says; returns the exit code."""
-    words = sys.argv[1:] if words is None else words
     request_one_thread()
     enforce_one_thread()
     program, with_ranks = "asyncrl doctor", False
@@ -188,7 +184,9 @@ def find(config: Config, launch: Launch | None, words: Sequence[str]) -> list[Fi
     to_fit = plan
     if launch is not None or config.backend == "collective":
         found += check_group(launch, config.workers, words, parameters)
-        to_fit = in_ranks(plan, launch)
+        size = plan.config.workers if launch is None else launch.size
+        with_ranks = dataclasses.replace(plan.config, backend="collective", workers=size, statistics="auto")
+        to_fit = dataclasses.replace(plan, config=with_ranks)
     if config.backend == "ray":
         require_ray()
         needed = shared_bytes(plan, parameters, experience_bytes(plan))
@@ -215,13 +213,6 @@ def check_group(launch: Launch | None, ranks: int, words: Sequence[str], paramet
             return group.examine(stack.enter_context(group.gathered(launch)), launch.by, words, parameters)
     except RanksLost as error:
         return [Finding("exchanges between ranks", "FAIL", first_line(error), "read the messages of the other ranks")]
-
-
-def in_ranks(plan: Plan, launch: Launch | None) -> Plan:
-    """The same run with ranks: those of a launcher, or as many as it has workers."""
-    size = plan.config.workers if launch is None else launch.size
-    config = dataclasses.replace(plan.config, backend="collective", workers=size, statistics="auto")
-    return dataclasses.replace(plan, config=config)
 
 
 def planned(config: Config, algorithm: str, spaces: Spaces) -> RunConfig:
@@ -288,9 +279,8 @@ def show(findings: Sequence[Finding], config: Config) -> None:
         told = {"algorithm": config.algorithm, "env_id": config.env_id, "ok": not failed, "checks": checks}
         print_line(json.dumps(told, indent=2))
         return
-    console = Screen(
-        width=None if sys.stdout.isatty() else max(80, shutil.get_terminal_size().columns), highlight=False
-    )
+    width = None if sys.stdout.isatty() else max(80, shutil.get_terminal_size().columns)
+    console = Screen(width=width, highlight=False)
     console.print(table(findings))
     console.print(
         f"{len(failed)} of {len(findings)} checks failed" if failed else f"all {len(findings)} checks passed",

@@ -58,7 +58,7 @@ class Config(PlaySettings):
             check_file("--video", self.video)
 
 
-def main(words: Sequence[str] | None = None) -> int:
+def main(words: Sequence[str]) -> int:
     """Play what the command line says; returns the exit code."""
     return run_with(Config, words, "asyncrl evaluate", evaluate)
 
@@ -218,7 +218,7 @@ def _protocol(config: Config) -> str:
 def _total_as_data(total: Total) -> dict[str, Any]:
     low, high = _ends(total.interquartile) or (None, None)
     interval = {"interquartile": total.interquartile.value, "interquartile_low": low, "interquartile_high": high}
-    return {name: value for name, value in vars(total).items() if name != "interquartile"} | interval
+    return vars(total) | interval
 
 
 def _total_in_words(total: Total) -> str:

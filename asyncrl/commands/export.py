@@ -41,7 +41,7 @@ class Config(CheckpointSettings):
                 raise UsageError(f"{file}: there is no such folder")
 
 
-def main(words: Sequence[str] | None = None) -> int:
+def main(words: Sequence[str]) -> int:
     """Export what the command line says; returns the exit code."""
     return run_with(Config, words, "asyncrl export", write)
 

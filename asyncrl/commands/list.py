@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import get_args, get_type_hints
 
@@ -20,9 +19,8 @@ WIDTHS = (16, 12, 36)
 HEADER = ("name", "experience", "backends that run it here", "algorithm")
 
 
-def main(words: Sequence[str] | None = None) -> int:
+def main(words: Sequence[str]) -> int:
     """Print the list; returns the exit code."""
-    words = sys.argv[1:] if words is None else words
 
     def show() -> int:
         if {"-h", "--help"} & set(words):

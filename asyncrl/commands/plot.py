@@ -32,12 +32,8 @@ class Config:
     title: str = ""
     """Title; empty: the names of the environments."""
 
-    def __post_init__(self) -> None:
-        if not self.runs:
-            raise UsageError("give the folder of at least one run")
 
-
-def main(words: Sequence[str] | None = None) -> int:
+def main(words: Sequence[str]) -> int:
     """Draw what the command line says; returns the exit code."""
     return run_with(Config, words, "asyncrl plot", draw)
 
@@ -47,9 +43,10 @@ def draw(config: Config) -> int:
     from asyncrl.plots.curves import RunData, draw_curves, read_references
     from asyncrl.plots.figures import save_figure
 
+    folders = each_once(config.runs)
     references = [one for path in config.reference for one in read_references(path, config.x, config.reference_until)]
     try:
-        runs = [RunData(path) for path in each_once(config.runs)]
+        runs = [RunData(path) for path in folders]
         curves = [run for run in runs if run.evaluations]
         if not curves:
             raise UsageError("none of these runs has an evaluation yet")

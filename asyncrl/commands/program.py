@@ -24,10 +24,12 @@ T = TypeVar("T")
 
 
 def each_once(folders: Iterable[Path]) -> list[Path]:
-    """The folders in their order, without those that are named again."""
+    """The folders in their order, without those that are named again. Raises UsageError if there is none."""
     found: dict[str, Path] = {}
     for folder in folders:
         found.setdefault(os.path.realpath(folder), folder)
+    if not found:
+        raise UsageError("give the folder of at least one run")
     return list(found.values())
 
 
@@ -105,7 +107,6 @@ def run_command(program: str, command: Callable[[], int]) -> int:
         return 130
 
 
-def run_with(config: type[T], words: Sequence[str] | None, program: str, command: Callable[[T], int]) -> int:
-    """Run a command, as `run_command`, with the `config` that `words` describe; None: the words of this process."""
-    given = sys.argv[1:] if words is None else words
-    return run_command(program, lambda: command(parse(config, given, program)))
+def run_with(config: type[T], words: Sequence[str], program: str, command: Callable[[T], int]) -> int:
+    """Run a command, as `run_command`, with the `config` that `words` describe."""
+    return run_command(program, lambda: command(parse(config, words, program)))

@@ -13,22 +13,13 @@ runs are never repeated. Another command may add entrants, seeds and environment
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from asyncrl.commands.program import run_command
-from asyncrl.commands.study import (
-    StudyConfig,
-    check_different,
-    command_of,
-    conduct_cells,
-    parse_study,
-    spread,
-    spread_scores,
-)
+from asyncrl.commands.study import StudyConfig, check_different, conduct_cells, parse_study, spread, spread_scores
 from asyncrl.core.errors import UsageError
 from asyncrl.core.output import print_line
 from asyncrl.studies.study import Settings, Study, StudyPlan, make_cells
@@ -64,15 +55,14 @@ class Config(StudyConfig):
     """End a run once it has reached the score."""
 
 
-def main(words: Sequence[str] | None = None) -> int:
+def main(words: Sequence[str]) -> int:
     """Run or resume the race that the command line says, then report; returns the exit code."""
-    words = list(sys.argv[1:] if words is None else words)
     return run_command("asyncrl race", lambda: race(words))
 
 
 def race(words: Sequence[str]) -> int:
     """The whole race; exit code 1 if a run failed. Raises UsageError before the first run is made."""
-    config, further = parse_study(Config, words, "race", "evaluation_policy")
+    config, further, command = parse_study(Config, words, "race", "evaluation_policy")
     named = [word.partition("@") for word in config.algorithms]
     entrants = [(algorithm, backend or config.backend) for algorithm, _, backend in named]
     check_different("algorithms", entrants)
@@ -84,18 +74,11 @@ def race(words: Sequence[str]) -> int:
     steps = spread("--total-steps", config.total_steps, config.env_ids)
     environments = {
         env_id: Settings(
-            most,
-            60 * config.max_minutes,
-            0,
-            config.evaluation_episodes,
-            config.stop_at_score and score is not None,
-            further,
-            config.workers,
-            config.evaluation_policy,
-            score,
+            most, 60 * config.max_minutes, 0, config.evaluation_episodes, config.stop_at_score and score is not None,
+            further, config.workers, config.evaluation_policy, score,
         )
         for env_id, score, most in zip(config.env_ids, scores, steps, strict=True)
-    }
+    }  # fmt: skip
     cells = make_cells(entrants, "none", config.env_ids, (0,), config.seeds)
 
     def report(study: Study) -> Path:
@@ -103,5 +86,5 @@ def race(words: Sequence[str]) -> int:
 
         return write_report(study, print_line)
 
-    plan = StudyPlan(command_of("race", words), environments, cells)
+    plan = StudyPlan(command, environments, cells)
     return conduct_cells("race", config, plan, lambda study: [cells], report)

@@ -25,12 +25,8 @@ class Config:
     title: str = ""
     """Title; empty: methods and environments."""
 
-    def __post_init__(self) -> None:
-        if not self.runs:
-            raise UsageError("give the folder of at least one run")
 
-
-def main(words: Sequence[str] | None = None) -> int:
+def main(words: Sequence[str]) -> int:
     """Write what the command line says; returns the exit code."""
     return run_with(Config, words, "asyncrl report", report)
 

@@ -12,7 +12,6 @@ may add seeds, workers, methods, environments or another backend to the same fol
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,15 +21,7 @@ from asyncrl import catalog
 from asyncrl.algorithm import load
 from asyncrl.catalog import GRADIENT_METHODS
 from asyncrl.commands.program import run_command
-from asyncrl.commands.study import (
-    StudyConfig,
-    check_free,
-    command_of,
-    conduct_cells,
-    parse_study,
-    spread,
-    spread_scores,
-)
+from asyncrl.commands.study import StudyConfig, check_free, conduct_cells, parse_study, spread, spread_scores
 from asyncrl.core.errors import UsageError
 from asyncrl.core.output import print_line
 from asyncrl.studies.measure import Measurement, measure_all
@@ -76,15 +67,14 @@ class Config(StudyConfig):
     """Price of a core-hour; if given, the report includes the cost of reaching the score."""
 
 
-def main(words: Sequence[str] | None = None) -> int:
+def main(words: Sequence[str]) -> int:
     """Run or resume the study that the command line says, then report; returns the exit code."""
-    words = list(sys.argv[1:] if words is None else words)
     return run_command("asyncrl speedup", lambda: study(words))
 
 
 def study(words: Sequence[str]) -> int:
     """The whole study; exit code 1 if a run failed. Raises UsageError before the first run is made."""
-    config, further = parse_study(Config, words, "speedup", "evaluation_interval_steps")
+    config, further, command = parse_study(Config, words, "speedup", "evaluation_interval_steps")
     check(config)
     variants = ABLATIONS[config.ablation].variants
     check_free(further, [name for variant in variants.values() for name in variant])
@@ -98,15 +88,11 @@ def study(words: Sequence[str]) -> int:
     }
     environments = {
         env_id: Settings(
-            steps,
-            config.max_seconds,
-            config.evaluation_interval_steps or max(1, steps // 100),
-            config.evaluation_episodes,
-            config.stop_at_reference,
-            further,
+            steps, config.max_seconds, config.evaluation_interval_steps or max(1, steps // 100),
+            config.evaluation_episodes, config.stop_at_reference, further,
         )
         for env_id, steps in zip(config.env_ids, budgets, strict=True)
-    }
+    }  # fmt: skip
     entrants = [(algorithm, config.backend) for algorithm in config.algorithms]
     cells = make_cells(entrants, config.ablation, config.env_ids, config.workers, config.seeds)
 
@@ -120,7 +106,7 @@ def study(words: Sequence[str]) -> int:
 
         return write_report(study, config.price_per_core_hour)
 
-    plan = StudyPlan(command_of("speedup", words), environments, cells, fixed, config.ablation)
+    plan = StudyPlan(command, environments, cells, fixed, config.ablation)
     return conduct_cells("speedup", config, plan, stages, report)
 
 

@@ -156,17 +156,17 @@ def check_algorithms(algorithms: Sequence[str]) -> None:
         raise UsageError(f"--algorithms has two algorithms called {twice[0]}, whose runs would share their folders")
 
 
-def parse_study(config: type[C], words: Sequence[str], kind: Kind, *taken: str) -> tuple[C, tuple[str, ...]]:
-    """What the words before the first `--` say, and the words after it, which are for every run.
+def parse_study(config: type[C], words: Sequence[str], kind: Kind, *taken: str) -> tuple[C, tuple[str, ...], str]:
+    """What the words before the first `--` say; those after it, which are for every run; and the whole command line.
 
-    Raises UsageError, also if the latter would override what the study sets itself: `TAKEN`, and `taken`.
+    Raises UsageError, also if the second would override what the study sets itself: `TAKEN`, and `taken`.
     """
     at = list(words).index("--") if "--" in words else len(words)
     further = tuple(understood(words[at + 1 :]))
     check_free(further, (*TAKEN, *taken))
     parsed = parse(config, list(words[:at]), f"asyncrl {kind}")
     check_algorithms([word.partition("@")[0] for word in parsed.algorithms])
-    return parsed, further
+    return parsed, further, command_of(kind, words)
 
 
 def check_free(words: Sequence[str], taken: Collection[str]) -> None:

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,16 +68,14 @@ class Config(StudyConfig):
     """Print unfinished runs as command lines instead of starting them."""
 
 
-def main(words: Sequence[str] | None = None) -> int:
+def main(words: Sequence[str]) -> int:
     """Run or resume the sweep that the command line says, then report; returns the exit code."""
-    words = list(sys.argv[1:] if words is None else words)
-    program = "asyncrl sweep"
-    return run_command(program, lambda: sweep(words, program))
+    return run_command("asyncrl sweep", lambda: sweep(words))
 
 
-def sweep(words: Sequence[str], program: str) -> int:
+def sweep(words: Sequence[str]) -> int:
     """The whole sweep; exit code 1 if a run failed. Raises UsageError before the first run is made."""
-    config, axes = understand(words, program)
+    config, axes = understand(words, "asyncrl sweep")
     if config.trials:
         import_optuna()
         if config.print_jobs:
@@ -88,7 +85,6 @@ def sweep(words: Sequence[str], program: str) -> int:
     if config.print_jobs:
         print_jobs(config.runs_dir, plan)
         return 0
-
     elsewhere = plan if axes or config.env_ids else None
     return conduct_cells("sweep", config, plan, lambda study: [plan.cells], report, elsewhere)
 

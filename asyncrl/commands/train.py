@@ -18,7 +18,7 @@ from asyncrl.commands.program import run_command, version
 from asyncrl.config.commandline import asks_for_help, read_line, show_help, understood, value_of
 from asyncrl.config.files import read_settings
 from asyncrl.config.groups import BACKENDS
-from asyncrl.config.in_step import InStepConfig
+from asyncrl.config.policy import InStepConfig
 from asyncrl.config.run_config import RunConfig
 from asyncrl.core.errors import UsageError
 from asyncrl.core.output import print_line

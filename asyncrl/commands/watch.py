@@ -56,7 +56,7 @@ class Config(PlaySettings):
         check_file("--out", self.out or "watch.gif")
 
 
-def main(words: Sequence[str] | None = None) -> int:
+def main(words: Sequence[str]) -> int:
     """Film or follow what the command line says; returns the exit code."""
     return run_with(Config, words, "asyncrl watch", watch)
 

@@ -211,7 +211,6 @@ def _explained(cls: type[Any]) -> type[Any]:
 
 
 def _shown_default(text: str) -> str:
-    """What help says of a default."""
     return "" if text in ("", "''") else f"(default: {text})"
 
 

@@ -44,13 +44,10 @@ def sampled(name: str, given: Any, others: Mapping[str, Any]) -> dict[str, Any]:
     if name == "epsilons":
         return {schedule: _text(points)}
     largest = max(values)
+    setting = (largest,) if name == "entropy_weights" else largest
     if min(values) == largest:
-        return {name: _setting(name, largest), schedule: "constant"}
-    return {name: _setting(name, largest), schedule: _text([(share, value / largest) for share, value in points])}
-
-
-def _setting(name: str, value: float) -> Any:
-    return (value,) if name == "entropy_weights" else value
+        return {name: setting, schedule: "constant"}
+    return {name: setting, schedule: _text([(share, value / largest) for share, value in points])}
 
 
 def _asked(name: str, function: Callable[[float], Any]) -> Points:

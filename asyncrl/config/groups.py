@@ -25,27 +25,16 @@ LONG_STEPS = 5_000_000
 """A run with at least this many --total-steps, without a limit by score or time and without --preset, uses the preset
 "long" if there is one."""
 NETWORKS = ("auto", "small", "board", "paper", "nature", "mlp")
-BACKENDS = {
-    "schedule": ("serial",),
-    "delays": ("serial",),
-    "reduce": ("collective",),
-    "init_method": ("collective",),
-    "collective_timeout_seconds": ("collective",),
-    "check_replicas": ("collective",),
-    "hosts": ("ray",),
-    "address": ("ray",),
-    "parameter_shards": ("ray",),
-    "learner_resource": ("ray",),
-    "push": ("ray",),
-    "exchange_updates": ("ray",),
-    "replay_hosts": ("ray",),
+_ON_SOME = {
+    "schedule delays": ("serial",),
+    "reduce init_method collective_timeout_seconds check_replicas": ("collective",),
+    "hosts address parameter_shards learner_resource push exchange_updates replay_hosts": ("ray",),
     "update": ("local", "serial", "ray"),
     "statistics": ("local", "serial"),
-    "on_worker_error": ("local", "ray"),
-    "worker_restarts": ("local", "ray"),
-    "learner_threads": ("local", "ray"),
+    "on_worker_error worker_restarts learner_threads": ("local", "ray"),
     "learner_device": ("local", "serial", "ray"),
 }
+BACKENDS = {name: backends for names, backends in _ON_SOME.items() for name in names.split()}
 """Settings that do something on some backends only; help shows them there."""
 HARMLESS = ("check_replicas", "collective_timeout_seconds", "exchange_updates", "init_method", "worker_restarts")
 """Of these, those that may be given on all backends; presets have some."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from asyncrl.config.groups import limited
+from asyncrl.config.groups import LearnerSettings, limited
 from asyncrl.config.run_config import RunConfig
 from asyncrl.core.errors import UsageError
 
@@ -50,3 +50,14 @@ class PolicyConfig(RunConfig):
     def rollouts_per_update(self) -> int:
         """Number of environments whose rollouts an update is computed from."""
         return self.envs_per_worker
+
+
+@dataclass(frozen=True)
+class InStepConfig(PolicyConfig, LearnerSettings):
+    """Settings of A2C and PPO, whose learner takes a rollout of every actor at a time."""
+
+    @property
+    def rollouts_per_update(self) -> int:
+        """All workers' environments; with gradients that are averaged, those of one rank."""
+        apart = self.backend == "collective" and self.reduce == "gradients"
+        return self.envs_per_worker * (1 if apart else self.workers)

@@ -69,19 +69,11 @@ class RunConfig(
     @property
     def descent(self) -> Descent:
         """What a gradient does to theta under these settings."""
-        return Descent(
-            self.update_rule,
-            self.learning_rate,
-            0 if self.learning_rate_schedule == "constant" else self.total_steps,
-            self.max_gradient_norm,
-            self.per_worker_statistics,
-            getattr(self, "target_interval_steps", 0),
-            getattr(self, "target_interval_updates", 0),
-            getattr(self, "target_rate", 1.0),
-            getattr(self, "max_staleness", 0),
-            getattr(self, "max_loss_deviations", 0.0),
-            self.learning_rate_schedule,
-        )
+        names = [field.name for field in dataclasses.fields(Descent) if hasattr(self, field.name)]
+        given: dict[str, Any] = {name: getattr(self, name) for name in names}
+        over = 0 if self.learning_rate_schedule == "constant" else self.total_steps
+        given |= {"rule": self.update_rule, "anneal_over": over, "schedule": self.learning_rate_schedule}
+        return Descent(**given)
 
 
 def to_plain(config: RunConfig) -> dict[str, Any]:

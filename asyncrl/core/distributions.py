@@ -23,10 +23,7 @@ def sample(logits: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def greedy(scores: Tensor) -> Tensor:
-    """The best action of each row, `[E]` from scores `[E, A]`; the first of equals.
-
-    Splitting ties at random would cost a draw per step, and values of a network are hardly ever equal to the last bit.
-    """
+    """The best action of each row, `[E]` from scores `[E, A]`; the first of equals, which values hardly ever are."""
     return scores.argmax(-1)
 
 

@@ -31,12 +31,9 @@ def bind_parameters(network: nn.Module, flat: Tensor) -> None:
 
 def split_like(flat: Tensor, parameters: Iterable[Tensor]) -> list[Tensor]:
     """Views of `flat` `[P]` with the shapes of `parameters`, in their order."""
-    views, start = [], 0
-    for parameter in parameters:
-        end = start + parameter.numel()
-        views.append(flat[start:end].view(parameter.shape))
-        start = end
-    return views
+    parameters = list(parameters)
+    pieces = torch.split(flat, [parameter.numel() for parameter in parameters])
+    return [piece.view(parameter.shape) for piece, parameter in zip(pieces, parameters, strict=True)]
 
 
 def gradient_of(loss: Tensor, parameters: Sequence[Tensor], out: Tensor) -> Tensor:

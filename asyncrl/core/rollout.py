@@ -17,6 +17,8 @@ State: TypeAlias = tuple[Tensor, ...] | None
 """The recurrent state of E environments, each tensor `[E, ...]`; None for a feed-forward network."""
 Extras: TypeAlias = dict[str, Tensor]
 """What an algorithm's `act` returns besides the actions, by name, `[E]` each; in a rollout `[T, E]`."""
+EACH_STEP = ("actions", "rewards", "discounts", "last")
+"""The fields of a rollout with an entry for each step of each environment."""
 
 
 def at_end(states: State) -> State:
@@ -123,12 +125,10 @@ class Rollout:
         finals = [one.final_observations for one in rollouts if one.final_observations is not None]
         states = [one.state for one in rollouts if one.state is not None]
         scales = [torch.as_tensor(one.reward_scale).expand(len(one.rewards[0])) for one in rollouts]
+        steps: dict[str, Any] = {name: torch.cat([getattr(one, name) for one in rollouts], 1) for name in EACH_STEP}
         return cls(
+            **steps,
             observations=torch.cat([one.observations for one in rollouts], 1) if observations is None else observations,
-            actions=torch.cat([one.actions for one in rollouts], 1),
-            rewards=torch.cat([one.rewards for one in rollouts], 1),
-            discounts=torch.cat([one.discounts for one in rollouts], 1),
-            last=torch.cat([one.last for one in rollouts], 1),
             truncated=(
                 torch.cat([one.truncated[0] for one in rollouts]),
                 torch.cat([one.truncated[1] + offset for one, offset in zip(rollouts, offsets, strict=False)]),

@@ -20,9 +20,8 @@ class Spaces:
     actions: int
     """Number of discrete actions; 0 when actions are continuous."""
     action_low: tuple[float, ...] = ()
-    """Lower bound of each component of a continuous action."""
     action_high: tuple[float, ...] = ()
-    """Upper bound of each component of a continuous action."""
+    """Lower and upper bound of each component of a continuous action."""
     kind: Kind = "vector"
     """The kind of observation, for presets and networks; without `parts`, all but vectors are [C, H, W]."""
     parts: tuple[Spaces, ...] = ()

@@ -91,20 +91,10 @@ class UpdateRule:
         The step of the bias correction is the caller's exact count instead of a shared cell on which workers race.
         """
         torch._fused_adam_(
-            [theta],
-            [gradient],
-            [statistics[0]],
-            [statistics[1]],
-            [],
-            [torch.tensor(float(updates + 1))],
-            lr=eta,
-            beta1=self.momentum,
-            beta2=self.decay,
-            weight_decay=0.0,
-            eps=self.epsilon,
-            amsgrad=False,
-            maximize=False,
-        )
+            [theta], [gradient], [statistics[0]], [statistics[1]], [], [torch.tensor(float(updates + 1))],
+            lr=eta, beta1=self.momentum, beta2=self.decay, weight_decay=0.0, eps=self.epsilon,
+            amsgrad=False, maximize=False,
+        )  # fmt: skip
 
     def adagrad(self, theta: Tensor, gradient: Tensor, statistics: Tensor, eta: float, updates: int) -> None:
         """g <- g + d^2;  theta <- theta - eta d / (sqrt(g) + eps)   (Duchi et al. 2011), by torch's fused kernel.
@@ -112,16 +102,10 @@ class UpdateRule:
         g only grows, so steps become smaller with every update. One pass over the memory takes a third of the time.
         """
         torch._fused_adagrad_(
-            [theta],
-            [gradient],
-            [statistics[0]],
+            [theta], [gradient], [statistics[0]],
             [torch.ones(())],  # unused unless eta decays with the number of updates
-            lr=eta,
-            lr_decay=0.0,
-            weight_decay=0.0,
-            eps=self.epsilon,
-            maximize=False,
-        )
+            lr=eta, lr_decay=0.0, weight_decay=0.0, eps=self.epsilon, maximize=False,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)

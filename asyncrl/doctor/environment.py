@@ -45,7 +45,7 @@ def inspect(spec: EnvSpec, steps: int, seed: int) -> list[Finding]:
     """All checks of one environment, in this process. Raises what its constructor raises."""
     before = running_threads()
     environment = spec.make(seed, evaluation=False)
-    spaces = spaces_of(environment)
+    spaces = environment.spaces
     try:
         described = spec.describe(spaces).removeprefix(f"{spec.env_id}: ")
         findings = [*_random_steps(environment, steps, seed, spec.step_cap), Finding("spaces", "ok", described)]
@@ -57,12 +57,6 @@ def inspect(spec: EnvSpec, steps: int, seed: int) -> list[Finding]:
         return [*findings, *_repeating(spec, seed), _restoring(spec, seed)]
     finally:
         environment.close()
-
-
-def spaces_of(environment: Environment) -> Spaces:
-    """The spaces that every environment made from a spec has."""
-    spaces: Spaces = environment.spaces  # type: ignore[attr-defined]
-    return spaces
 
 
 def _actions(spaces: Spaces, seed: int) -> Iterator[Any]:
@@ -88,7 +82,7 @@ def _valid(action: Any, observation: NDArray[Any], spaces: Spaces) -> Any:
 
 def _random_steps(environment: Environment, steps: int, seed: int, step_cap: int) -> Iterator[Finding]:
     """Gymnasium's own checks, what a worker gets, and ends of episodes."""
-    spaces, native = spaces_of(environment), hasattr(environment, "wrap_native")
+    spaces, native = environment.spaces, hasattr(environment, "wrap_native")
     if native:
         environment.wrap_native(Checked)  # type: ignore[attr-defined]
     problem, done, ends, scores = "", 0, {"terminated": 0, "truncated": 0}, [0.0]
@@ -115,21 +109,14 @@ def _random_steps(environment: Environment, steps: int, seed: int, step_cap: int
             problem = one_line(error)
     if native:
         yield _rules(warned, done)
-    yield judge(
-        "random steps",
-        not problem and done > 0,
-        f"after {done} steps: {problem}"
-        if problem
-        else f"{done} steps, {len(scores)} episodes, first return {scores[0]:g}",
-        "correct the environment: one such step ends a worker, or corrupts the shared network for all of them",
-    )
-    yield advise(
-        "ends of episodes",
-        sum(ends.values()) > 0 or step_cap > 0,
-        f"{ends['terminated']} terminated, {ends['truncated']} truncated"
-        + (f", at most {step_cap:,} steps long" if step_cap else ""),
-        "no episode ended; if none ever does, no score is counted: give --max-episode-steps",
-    )
+    figure = f"{done} steps, {len(scores)} episodes, first return {scores[0]:g}"
+    figure = f"after {done} steps: {problem}" if problem else figure
+    remedy = "correct the environment: one such step ends a worker, or corrupts the shared network for all of them"
+    yield judge("random steps", not problem and done > 0, figure, remedy)
+    figure = f"{ends['terminated']} terminated, {ends['truncated']} truncated"
+    figure += f", at most {step_cap:,} steps long" if step_cap else ""
+    remedy = "no episode ended; if none ever does, no score is counted: give --max-episode-steps"
+    yield advise("ends of episodes", sum(ends.values()) > 0 or step_cap > 0, figure, remedy)
 
 
 def _problem(observation: NDArray[Any], spaces: Spaces) -> str:
@@ -143,7 +130,7 @@ def _problem(observation: NDArray[Any], spaces: Spaces) -> str:
 
 def _trace(environment: Environment, seed: int, observation: NDArray[Any]) -> list[tuple[Any, ...]]:
     """What random steps after an observation return, with new episodes after each end."""
-    trace, spaces = list[tuple[Any, ...]](), spaces_of(environment)
+    trace, spaces = list[tuple[Any, ...]](), environment.spaces
     for _, action in zip(range(REPLAYED_STEPS), _actions(spaces, seed), strict=False):
         action = _valid(action, observation, spaces)
         observation, reward, terminated, truncated, life_lost = environment.step(action)
@@ -172,13 +159,10 @@ def _repeating(spec: EnvSpec, seed: int) -> list[Finding]:
             traces.append([first, *_trace(environment, seed, observation)])
             seconds += (time.perf_counter() - began) / (2 * REPLAYED_STEPS)
     remedy = "call super().reset(seed=seed) and draw everything random from self.np_random"
-    speed = advise(
-        "time per step",
-        seconds <= SLOW_STEP_SECONDS,
-        f"{1e6 * seconds:,.0f} us, {1 / max(seconds, 1e-9):,.0f} steps/s in one process",
-        f"{1e6 * seconds / 3600:,.0f} hours per million steps and worker: speed up the environment",
-    )
-    return [_compare("a seed repeats an episode", "twice", traces, remedy), speed]
+    repeats = _compare("a seed repeats an episode", "twice", traces, remedy)
+    figure = f"{1e6 * seconds:,.0f} us, {1 / max(seconds, 1e-9):,.0f} steps/s in one process"
+    remedy = f"{1e6 * seconds / 3600:,.0f} hours per million steps and worker: speed up the environment"
+    return [repeats, advise("time per step", seconds <= SLOW_STEP_SECONDS, figure, remedy)]
 
 
 def _restoring(spec: EnvSpec, seed: int) -> Finding:
@@ -232,10 +216,6 @@ def measure_speed(run: Run, worker: int) -> list[dict[str, str]]:
                 break
         speed = (clock.steps - before) / (time.monotonic() - began)
     dropped = store.counts().dropped_gradients
-    finding = judge(
-        "speed of one worker",
-        not dropped,
-        f"{speed:,.0f} steps/s training" + (f", {dropped} gradients not finite" if dropped else ""),
-        "the loss is not finite here: check the size of rewards and observations, or lower --learning-rate",
-    )
-    return [asdict(finding)]
+    figure = f"{speed:,.0f} steps/s training" + (f", {dropped} gradients not finite" if dropped else "")
+    remedy = "the loss is not finite here: check the size of rewards and observations, or lower --learning-rate"
+    return [asdict(judge("speed of one worker", not dropped, figure, remedy))]

@@ -87,14 +87,11 @@ def examine(board: Board, by: str, words: Sequence[str], parameters: int) -> lis
     hosts = Counter(hello["host"] for hello in hellos.values())
     where = ", ".join(f"{count} on {host}" for host, count in hosts.items())
     complaints = [said for rank, hello in hellos.items() if (said := disagreement(rank, hello, hellos[0]))]
+    figure = complaints[0] if complaints else "all ranks match rank 0"
+    remedy = "start all ranks with the same command, from the same installation"
     findings = [
         Finding("ranks", "ok", f"{board.size}, started by {by}: {where}"),
-        judge(
-            "settings and versions are the same",
-            not complaints,
-            complaints[0] if complaints else "all ranks match rank 0",
-            "start all ranks with the same command, from the same installation",
-        ),
+        judge("settings and versions are the same", not complaints, figure, remedy),
         check_threads(hellos),
         check_cores(hellos),
     ]
@@ -109,12 +106,9 @@ def check_threads(hellos: Mapping[int, Mapping[str, Any]]) -> Finding:
     many = [rank for rank, told in hellos.items() if told["threads"] != 1]
     left = sorted({str(told["left"] or "unset") for told in hellos.values()})
     figure = f"OMP_NUM_THREADS was {' or '.join(left)} when ranks were started; torch computes in one thread on "
-    return judge(
-        "one thread per rank",
-        not many,
-        figure + (f"all but rank {', '.join(map(str, many))}" if many else "each"),
-        "the number of threads was changed after asyncrl was imported: check the environment's code",
-    )
+    figure += f"all but rank {', '.join(map(str, many))}" if many else "each"
+    remedy = "the number of threads was changed after asyncrl was imported: check the environment's code"
+    return judge("one thread per rank", not many, figure, remedy)
 
 
 def check_cores(hellos: Mapping[int, Mapping[str, Any]]) -> Finding:
@@ -125,12 +119,9 @@ def check_cores(hellos: Mapping[int, Mapping[str, Any]]) -> Finding:
         cores = {core for rank in ranks for core in hellos[rank]["cores"]}
         if len(cores) < len(ranks):
             crowded.append(f"{len(ranks)} ranks on {host} share {len(cores)} cores")
-    return advise(
-        "a core for each rank",
-        not crowded,
-        "; ".join(crowded) or "each host has at least one core per rank",
-        "start fewer ranks per host; if the launcher binds them to cores, turn that off: mpirun --bind-to none",
-    )
+    figure = "; ".join(crowded) or "each host has at least one core per rank"
+    remedy = "start fewer ranks per host; if the launcher binds them to cores, turn that off: mpirun --bind-to none"
+    return advise("a core for each rank", not crowded, figure, remedy)
 
 
 def time_exchanges(board: Board, parameters: int) -> list[list[float]]:
@@ -149,12 +140,8 @@ def time_exchanges(board: Board, parameters: int) -> list[list[float]]:
 def judge_exchanges(parameters: int, one: Sequence[float], all_of_them: Sequence[float]) -> list[Finding]:
     """How long exchanges took."""
     figures = [f"{1e3 * statistics.median(took):.2f} ms, at most {1e3 * max(took):.2f}" for took in (one, all_of_them)]
+    remedy = "the link is slow: use a larger --t-max or --envs-per-worker, or --overlap"
     return [
-        advise(
-            "Allreduce of one number",
-            statistics.median(one) < SLOW_LINK_SECONDS,
-            figures[0],
-            "the link is slow: use a larger --t-max or --envs-per-worker, or --overlap",
-        ),
+        advise("Allreduce of one number", statistics.median(one) < SLOW_LINK_SECONDS, figures[0], remedy),
         Finding(f"Allreduce of {parameters:,} numbers", "ok", f"{figures[1]}: a gradient of this network"),
     ]

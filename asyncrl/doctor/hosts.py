@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.context import BaseContext
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -25,7 +24,7 @@ from asyncrl.backends.processes import end, start
 from asyncrl.backends.ray.connection import connect, is_reached
 from asyncrl.core.devices import usable_cores
 from asyncrl.doctor import Finding, advise, judge
-from asyncrl.doctor.room import size
+from asyncrl.doctor.room import SHARED_MEMORY, size
 from asyncrl.parameters.shards import Change, Exchanger, Ledger, Shard, beginning
 from asyncrl.runtime.link import Link, receive
 from asyncrl.runtime.threads import enforce_one_thread
@@ -39,7 +38,6 @@ SURVEY_SECONDS = 300.0
 """Time for everything."""
 LEAVE_SECONDS = 20.0
 """Time for Ray to end."""
-SHARED_MEMORY = Path("/dev/shm")
 PORTS = ("NodeManagerPort", "ObjectManagerPort")
 """Ray's names for the ports of a machine to which the others connect."""
 SLOW_CALL_SECONDS = 0.05
@@ -264,25 +262,19 @@ def judge_machines(machines: Sequence[Machine], workers: int, needed: int, param
 def check_token(machines: Sequence[Machine]) -> Finding:
     """Whether each machine's Ray requires a token."""
     without = [one.name for one in machines if not one.token]
-    return advise(
-        "Ray requires a token",
-        not without,
-        f"not on {', '.join(without)}: anybody who reaches it can run programs there" if without else "on each",
-        "set RAY_AUTH_MODE=token and the same RAY_AUTH_TOKEN before each ray start, and for the command",
-    )
+    figure = f"not on {', '.join(without)}: anybody who reaches it can run programs there" if without else "on each"
+    remedy = "set RAY_AUTH_MODE=token and the same RAY_AUTH_TOKEN before each ray start, and for the command"
+    return advise("Ray requires a token", not without, figure, remedy)
 
 
 def check_ports(machines: Sequence[Machine]) -> Finding:
     """Whether each machine's Ray is reached by all others."""
     cut = [f"{one.name} cannot reach {', '.join(one.unreachable)}" for one in machines if one.unreachable]
     exposed = [f"{one.name} {', '.join(map(str, one.exposed))}" for one in machines if one.exposed]
-    open_to_all = f"; open on all interfaces: {'; '.join(exposed)}" if exposed else ""
-    return judge(
-        "ports",
-        not cut,
-        ("; ".join(cut) or "each machine reaches all others") + open_to_all,
-        "open these ports between the machines (ray start --node-manager-port, --object-manager-port set them)",
-    )
+    figure = "; ".join(cut) or "each machine reaches all others"
+    figure += f"; open on all interfaces: {'; '.join(exposed)}" if exposed else ""
+    remedy = "open these ports between the machines (ray start --node-manager-port, --object-manager-port set them)"
+    return judge("ports", not cut, figure, remedy)
 
 
 def check_versions(machines: Sequence[Machine]) -> Finding:
@@ -328,33 +320,21 @@ def check_shared_memory(machines: Sequence[Machine], needed: int) -> Finding:
     if not known:
         return Finding("shared memory of hosts", "note", f"{figure}; the machines do not report how much is available")
     free, name = min(known)
-    return judge(
-        "shared memory of hosts",
-        free > needed,
-        f"{figure}; {size(free)} free on {name}, which has the least",
-        "make /dev/shm larger there, use fewer --workers, or give Ray less (ray start --object-store-memory)",
-    )
+    figure += f"; {size(free)} free on {name}, which has the least"
+    remedy = "make /dev/shm larger there, use fewer --workers, or give Ray less (ray start --object-store-memory)"
+    return judge("shared memory of hosts", free > needed, figure, remedy)
 
 
 def check_shard(machines: Sequence[Machine], parameters: int) -> list[Finding]:
     """How long calls and exchanges of the slowest machine take."""
     slowest = max(machines, key=lambda one: statistics.median(one.call_seconds))
     call = statistics.median(slowest.call_seconds)
+    figure = f"{1e3 * call:.2f} ms, at most {1e3 * max(slowest.call_seconds):.2f}, from {slowest.name}"
+    remedy = "the link is slow: increase --exchange-updates, or use machines that are closer together"
+    calls = advise("a call to a shard", call < SLOW_CALL_SECONDS, figure, remedy)
     narrowest = max(machines, key=lambda one: statistics.median(one.exchange_seconds))
     exchange = statistics.median(narrowest.exchange_seconds)
-    rate = 2 * 4 * parameters / exchange / 1e6  # there and back, float32
-    return [
-        advise(
-            "a call to a shard",
-            call < SLOW_CALL_SECONDS,
-            f"{1e3 * call:.2f} ms, at most {1e3 * max(slowest.call_seconds):.2f}, from {slowest.name}",
-            "the link is slow: increase --exchange-updates, or use machines that are closer together",
-        ),
-        advise(
-            f"an exchange of {parameters:,} numbers",
-            exchange < SLOW_EXCHANGE_SECONDS,
-            f"{1e3 * exchange:.2f} ms, at most {1e3 * max(narrowest.exchange_seconds):.2f}, from {narrowest.name}: "
-            f"{rate:.0f} MB/s",
-            "the link is narrow: hosts will receive each other's updates late; use a smaller --network",
-        ),
-    ]
+    figure = f"{1e3 * exchange:.2f} ms, at most {1e3 * max(narrowest.exchange_seconds):.2f}, from {narrowest.name}: "
+    figure += f"{2 * 4 * parameters / exchange / 1e6:.0f} MB/s"  # there and back, float32
+    remedy = "the link is narrow: hosts will receive each other's updates late; use a smaller --network"
+    return [calls, advise(f"an exchange of {parameters:,} numbers", exchange < SLOW_EXCHANGE_SECONDS, figure, remedy)]

@@ -386,9 +386,8 @@ def conclude(check: str, differences: Sequence[float]) -> Finding:
     """What the differences between what was seen and what should be say; without any the check fails."""
     compared, remedy = CHECKS[check]
     good, worst = sum(one <= TOLERANCE for one in differences), max(differences, default=WRONG)
-    figure = f"{good} of {len(differences)} {compared}" + (
-        f", largest difference {worst:.1e}" if 0 < worst < WRONG else ""
-    )
+    figure = f"{good} of {len(differences)} {compared}"
+    figure += f", largest difference {worst:.1e}" if 0 < worst < WRONG else ""
     return judge(check, 0 < good == len(differences), figure, remedy)
 
 
@@ -404,12 +403,9 @@ def threads() -> dict[str, int]:
 def check_threads(counts: Sequence[dict[str, int]]) -> Finding:
     """Every library of a worker computes in one thread."""
     most = {name: max(one[name] for one in counts) for name in counts[0]}
-    return judge(
-        "one thread per worker",
-        all(number == 1 for number in most.values()),
-        ", ".join(f"{name} {number}" for name, number in most.items()),
-        "workers compete for cores: look for set_num_threads in your own code, and at runtime/threads.py",
-    )
+    figure = ", ".join(f"{name} {number}" for name, number in most.items())
+    remedy = "workers compete for cores: look for set_num_threads in your own code, and at runtime/threads.py"
+    return judge("one thread per worker", all(number == 1 for number in most.values()), figure, remedy)
 
 
 def check_kernels() -> Finding:
@@ -438,12 +434,9 @@ def check_at_once(run: Run, initial: Tensor) -> Finding:
     """Of what `push_at_once` pushed by plain SGD nothing was applied twice, and little was lost."""
     applied = ((initial - run.handles.store.snapshot()) / run.spec.config.learning_rate).round()
     twice, share = int((applied - PUSHES_AT_ONCE).clamp(min=0).sum()), float(applied.mean()) / PUSHES_AT_ONCE
-    return judge(
-        "no concurrent update applied twice",
-        not twice and share >= 1 - MOST_LOST,
-        f"{run.spec.config.workers} x {PUSHES_AT_ONCE:,} updates: {share:.3%} applied, {twice:,} twice",
-        "the update rule reads back what other workers have written meanwhile: look at core/updates.py",
-    )
+    figure = f"{run.spec.config.workers} x {PUSHES_AT_ONCE:,} updates: {share:.3%} applied, {twice:,} twice"
+    remedy = "the update rule reads back what other workers have written meanwhile: look at core/updates.py"
+    return judge("no concurrent update applied twice", not twice and share >= 1 - MOST_LOST, figure, remedy)
 
 
 def joined(tensors: Sequence[Tensor]) -> Tensor:

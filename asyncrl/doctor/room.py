@@ -54,28 +54,19 @@ def check_room(plan: Plan, parameters: int, place: Path) -> Iterator[Finding]:
     if plan.method.experience == MEMORY:
         steps = config.memory_steps // max(1, plan.replay_hosts)  # type: ignore[attr-defined]
         room = min(memory, shutil.disk_usage(SHARED_MEMORY).free) if SHARED_MEMORY.is_dir() else memory
-        yield judge(
-            "replay memory",
-            room > experience,
-            f"{steps:,} steps take {size(experience)}, {size(room)} available",
-            f"use fewer --memory-steps, or make {SHARED_MEMORY} larger (docker: --shm-size)",
-        )
+        figure = f"{steps:,} steps take {size(experience)}, {size(room)} available"
+        remedy = f"use fewer --memory-steps, or make {SHARED_MEMORY} larger (docker: --shm-size)"
+        yield judge("replay memory", room > experience, figure, remedy)
     yield check_shared_memory(max(1, ranks) * shared_bytes(plan, parameters, experience))
     private = processes_bytes(plan, parameters, workers) if workers else 0
-    yield judge(
-        "memory",
-        memory > private + experience,
-        f"{who} at least {size(private + experience)}, {size(memory)} available",
-        "use fewer --workers, fewer --envs-per-worker or a smaller network",
-    )
+    figure = f"{who} at least {size(private + experience)}, {size(memory)} available"
+    remedy = "use fewer --workers, fewer --envs-per-worker or a smaller network"
+    yield judge("memory", memory > private + experience, figure, remedy)
     limit = raised_limit()
     files = (psutil.Process().num_fds() if limit else 0) + (workers + 1 + learners) * FILES_PER_CHILD + SPARE_FILES
-    yield judge(
-        "file descriptors",
-        limit == 0 or limit >= files,
-        f"{who} about {files}, " + (f"{limit} allowed" if limit else "no limit known"),
-        f"run `ulimit -n {files}` (or more) first, or use fewer --workers",
-    )
+    figure = f"{who} about {files}, " + (f"{limit} allowed" if limit else "no limit known")
+    remedy = f"run `ulimit -n {files}` (or more) first, or use fewer --workers"
+    yield judge("file descriptors", limit == 0 or limit >= files, figure, remedy)
     # A run that is resumed in `place` has some already.
     files = (place / "checkpoints").rglob("*.*") if config.is_resumed else ()
     there = sum(size_of(file) for file in files if file.is_file())
@@ -142,18 +133,13 @@ def processes_bytes(plan: Plan, parameters: int, workers: int) -> int:
 
 def check_shared_memory(needed: int, folder: Path = SHARED_MEMORY) -> Finding:
     """Whether the store fits; a write beyond the end of shared memory kills a process silently."""
+    figure = f"needs {size(needed)}"
     if not folder.is_dir():
-        return Finding(
-            "shared memory", "note", f"needs {size(needed)}; how much is available is unknown on this system"
-        )
+        return Finding("shared memory", "note", f"{figure}; how much is available is unknown on this system")
     free = shutil.disk_usage(folder).free
-    return judge(
-        "shared memory",
-        free > needed,
-        f"needs {size(needed)}, {size(free)} free in {folder}",
-        f"make {folder} larger (docker: --shm-size), or use fewer --workers, fewer --envs-per-worker or "
-        "--statistics shared",
-    )
+    remedy = f"make {folder} larger (docker: --shm-size), or use fewer --workers, fewer --envs-per-worker or "
+    remedy += "--statistics shared"
+    return judge("shared memory", free > needed, f"{figure}, {size(free)} free in {folder}", remedy)
 
 
 def raised_limit() -> int:
@@ -177,12 +163,9 @@ def check_disk(needed: int, folder: Path) -> Finding:
     free, needed = shutil.disk_usage(place).free, needed + SPARE_DISK
     if not os.access(place, os.W_OK):
         return Finding("disk", "FAIL", f"{folder} is not writable", "choose another --runs-dir")
-    return judge(
-        "disk",
-        free > needed,
-        f"needs about {size(needed)}, {size(free)} free for {folder}",
-        "free some space, choose another --runs-dir, or keep fewer checkpoints (--checkpoints-kept)",
-    )
+    figure = f"needs about {size(needed)}, {size(free)} free for {folder}"
+    remedy = "free some space, choose another --runs-dir, or keep fewer checkpoints (--checkpoints-kept)"
+    return judge("disk", free > needed, figure, remedy)
 
 
 def size(number: float) -> str:

@@ -93,8 +93,7 @@ class AtariEnvironment(Untranslated):
         self._frame_stack = frame_stack
         self._newest = frame_stack - 1
 
-        self._lives = 0
-        self._elapsed = 0
+        self._lives = self._elapsed = 0
         self._running = False
 
     def reset(self) -> NDArray[np.uint8]:

@@ -32,6 +32,8 @@ class Environment(Protocol):
     torch's inference mode; an environment that learns something itself leaves it with `torch.inference_mode(False)`.
     """
 
+    spaces: Spaces
+
     def reset(self) -> NDArray[Any]:
         """Begin a new episode and return its first observation."""
 
@@ -62,7 +64,7 @@ class Untranslated:
         return gymnasium.spaces.Box(-np.inf, np.inf, self.spaces.observation_shape)
 
     def see(self, seen: NDArray[Any], observation: Any) -> None:
-        """Bring `seen`, what an agent has seen, up to date with a native observation. Raises ValueError for no such one."""
+        """Bring `seen`, what an agent has seen, up to date with a native observation; ValueError if it is none."""
         from asyncrl.envs.encoders import as_numbers  # loads Gymnasium
 
         seen[...] = as_numbers(observation, seen.shape, seen.dtype)
@@ -116,6 +118,8 @@ class Wrapper:
     Everything that a subclass does not change is the inner environment's: its spaces, its pictures, the names of its
     actions, its state if it has one, and how its own observations and actions are translated.
     """
+
+    spaces: Spaces
 
     def __init__(self, environment: Environment) -> None:
         self.environment = environment

@@ -98,8 +98,7 @@ class GymnasiumEnvironment:
             raise RuntimeError(NOT_RUNNING)
         native = self.native_action(action)
         result = self._call("step()", self.native.step, native)
-        if not self._trusted:
-            self._trusted = not self._own
+        self._trusted = self._trusted or not self._own
         if not (isinstance(result, tuple) and len(result) == 5):
             raise self._bad("step() must return (observation, reward, terminated, truncated, info)")
         self._elapsed += 1
@@ -241,8 +240,7 @@ class GymnasiumEnvironment:
 
     def _not_drawn(self, error: BaseException) -> UsageError:
         if isinstance(error, gymnasium.error.DependencyNotInstalled):
-            remedy = to_install("video")
-            return UsageError(f"{self.env_id} needs a package for drawing: {remedy}")
+            return UsageError(f"{self.env_id} needs a package for drawing: {to_install('video')}")
         return UsageError(f"{self.env_id} cannot be filmed: {one_line(error)}")
 
     def _raised(self, where: str, error: BaseException) -> BadEnvironment:
@@ -375,7 +373,7 @@ def _not_made(env_id: str, error: BaseException) -> UsageError:
         return UsageError(f"{env_id} needs an extra: {remedy}")
     if isinstance(error, gymnasium.error.NameNotFound | gymnasium.error.NamespaceNotFound):
         known = {known_id.lower(): known_id for known_id in [*gymnasium.registry, "Chain", "Catch"]}
-        remedy = did_you_mean(env_id, known) or "is the package that registers it installed?"
+        remedy = did_you_mean(env_id, known) or "is the package that registers it installed? Your own is module:factory"
         return UsageError(f"no environment has the id {env_id}: {remedy}")
     return UsageError(f"{env_id} could not be made: {one_line(error)}")
 

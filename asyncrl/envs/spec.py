@@ -144,15 +144,9 @@ class EnvSpec(EnvironmentSettings):
             from asyncrl.envs.atari import AtariEnvironment
 
             return AtariEnvironment(
-                self.env_id,
-                seed,
-                self.arguments,
-                noop_max=self.noop_max,
-                life_loss=self.life_loss and not evaluation,
-                full_action_space=self.full_action_space,
-                max_episode_steps=self.step_cap,
-                **shown,
-            )
+                self.env_id, seed, self.arguments, noop_max=self.noop_max, life_loss=self.life_loss and not evaluation,
+                full_action_space=self.full_action_space, max_episode_steps=self.step_cap, **shown,
+            )  # fmt: skip
         if self.env_id in TOYS:
             from asyncrl.envs.toy import make_toy
 

@@ -40,14 +40,12 @@ class Chain(Untranslated):
         self._length = length
         self._limit = limit
         self._observation = np.zeros(length, np.float32)
-        self._position = 0
-        self._elapsed = 0
+        self._position = self._elapsed = 0
         self._running = False
 
     def reset(self) -> NDArray[np.float32]:
         """Go back to the left end."""
-        self._position = 0
-        self._elapsed = 0
+        self._position = self._elapsed = 0
         self._running = True
         return self._observe()
 
@@ -111,9 +109,7 @@ class Catch(Untranslated):
         self._random = np.random.default_rng(seed)
         self._limit = limit
         self._observation = np.zeros(self.ROWS * self.COLUMNS, np.float32)
-        self._column = 0
-        self._row = 0
-        self._paddle = 0
+        self._column = self._row = self._paddle = 0
         self._running = False
 
     def reset(self) -> NDArray[np.float32]:

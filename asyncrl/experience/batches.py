@@ -88,11 +88,9 @@ class Batches:
         taken = self._choose(ready)
         unread = [ring.read(i) for ring, count in taken for i in range(count)]
         places = self._observation_memory(len(unread))
-        rollouts, versions = [], []
-        for block, place in zip(unread, torch.split(places, self._shape.environments, 1), strict=True):
-            rollout, version = blocks.read(block, place)
-            rollouts.append(rollout)
-            versions.append(version)
+        pieces = torch.split(places, self._shape.environments, 1)
+        read = [blocks.read(block, place) for block, place in zip(unread, pieces, strict=True)]
+        rollouts, versions = [rollout for rollout, _ in read], [version for _, version in read]
         again = sum(min(count, ring.used()) for ring, count in taken)
         for ring, count in taken:
             ring.use(count)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from asyncrl.core.errors import UsageError
 from asyncrl.core.moments import standardize
-from asyncrl.core.rollout import Rollout
+from asyncrl.core.rollout import EACH_STEP, Rollout
 from asyncrl.core.spaces import Spaces
 from asyncrl.core.standardizing import standardize_into
 from asyncrl.runtime.clock import shared_zeros
@@ -262,7 +262,7 @@ class RolloutShape:
 def write(block: Block, rollout: Rollout, version: int) -> None:
     """Copy a rollout, made with theta of `version`, into a block."""
     block["observations"].copy_(rollout.observations if rollout.raw is None else rollout.raw)
-    for name in ("actions", "rewards", "discounts", "last"):
+    for name in EACH_STEP:
         block[name].copy_(getattr(rollout, name))
     finals = rollout.final_observations if rollout.raw is None else rollout.raw_final
     count = 0 if finals is None else len(finals)
@@ -327,12 +327,10 @@ def read(block: Block, observations: Tensor | None = None) -> tuple[Rollout, int
         _standardize_in_pieces(block["observations"], *moments, observations)
 
     state = tuple(block[f"state.{i}"] for i in range(sum(name.startswith("state.") for name in block)))
+    steps: dict[str, Any] = {name: block[name] for name in EACH_STEP}
     return Rollout(
+        **steps,
         observations=observations,
-        actions=block["actions"],
-        rewards=block["rewards"],
-        discounts=block["discounts"],
-        last=block["last"],
         truncated=(block["truncated"][0, :count], block["truncated"][1, :count]),
         final_observations=finals if finals is None or moments is None else standardize(finals, *moments),
         state=state or None,

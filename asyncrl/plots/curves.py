@@ -98,7 +98,7 @@ def read_references(path: Path, axis: str = "steps", until: float = math.inf) ->
     Raises UsageError for a file that cannot be read or has no such columns.
     """
     try:
-        with path.open(newline="") as file:
+        with path.open(newline="", encoding="utf-8") as file:
             rows = list(csv.DictReader(file))
         if not rows:
             raise UsageError(f"{path} has no rows")
@@ -120,10 +120,7 @@ def read_references(path: Path, axis: str = "steps", until: float = math.inf) ->
 
 
 def draw_curves(
-    runs: Sequence[RunData],
-    axis: str = "steps",
-    title: str = "",
-    references: Sequence[Reference] = (),
+    runs: Sequence[RunData], axis: str = "steps", title: str = "", references: Sequence[Reference] = ()
 ) -> Figure:
     """A figure of runs. Those that differ only in their seed share a colour: each a faint line, their median a strong
     one, and a band from the worst to the best as far as all of them go. References are dashed and grey."""

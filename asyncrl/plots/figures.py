@@ -151,10 +151,8 @@ def _add_legend(figure: Figure, entries: Mapping[str, Artist]) -> None:
 
 def _draw_mark(axes: Axes, mark: Line | Bars) -> None:
     if isinstance(mark, Bars):
-        if mark.across:
-            axes.barh(mark.x, mark.lengths, mark.width, mark.floor, color=mark.colour, label=mark.name)
-        else:
-            axes.bar(mark.x, mark.lengths, mark.width, mark.floor, color=mark.colour, label=mark.name)
+        bars = axes.barh if mark.across else axes.bar
+        bars(mark.x, mark.lengths, mark.width, mark.floor, color=mark.colour, label=mark.name)
         return
     axes.plot(
         mark.x, mark.y, linestyle=mark.style or "none", color=mark.colour, label=mark.name, linewidth=mark.width,
@@ -164,9 +162,7 @@ def _draw_mark(axes: Axes, mark: Line | Bars) -> None:
     if mark.band:
         axes.fill_between(mark.x, *mark.band, color=mark.colour, alpha=0.13, linewidth=0)
     if mark.spans is not None:
-        axes.errorbar(
-            mark.x, mark.y, mark.spans, fmt="none", ecolor=mark.colour, alpha=0.5, capsize=2, elinewidth=1
-        )  # fmt: skip
+        axes.errorbar(mark.x, mark.y, mark.spans, fmt="none", ecolor=mark.colour, alpha=0.5, capsize=2, elinewidth=1)
 
 
 def _finish(axes: Axes, panel: Panel) -> None:

@@ -16,12 +16,9 @@ from markupsafe import Markup
 __all__ = ["Markup", "Parts"]
 
 _environment = Environment(
-    loader=FileSystemLoader(Path(__file__).parent.parent),
-    autoescape=True,
-    undefined=StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-)
+    loader=FileSystemLoader(Path(__file__).parent.parent), autoescape=True, undefined=StrictUndefined,
+    trim_blocks=True, lstrip_blocks=True,
+)  # fmt: skip
 
 
 class Parts:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncrl.algorithm import Algorithm
-from asyncrl.core.rollout import Extras, Rollout, State
+from asyncrl.core.rollout import EACH_STEP, Extras, Rollout, State
 from asyncrl.core.spaces import Spaces
 from asyncrl.envs.environment import Environment, close_all, restore_all, states_of
 from asyncrl.runtime.clock import Clock
@@ -61,8 +61,7 @@ class Collector(Iterator[Rollout]):
         With `look_ahead` the action after a rollout's last observation is chosen at its end, and taken in the next one.
         """
         self.episodes: list[Episode] = []
-        self.environment_seconds = 0.0
-        self.acting_seconds = 0.0
+        self.environment_seconds = self.acting_seconds = 0.0
         self._environments = list(environments)
         self._agent = agent
         self._gamma = gamma
@@ -109,19 +108,19 @@ class Collector(Iterator[Rollout]):
     def __next__(self) -> Rollout:
         steps = self._clock.steps
         # Copied: acting happens in inference mode, and tensors made there cannot take part in a gradient.
-        before = self._state if self._chosen is None else self._chosen[2]
+        before, normalizer = self._state if self._chosen is None else self._chosen[2], self._normalizer
         state_before = None if before is None else tuple(part.clone() for part in before)
         self._rows[0] = self._rows[-1]
-        if self._normalizer is not None:
-            self._normalizer.renew()
+        if normalizer is not None:
+            normalizer.renew()
         self._see(0)
         self._truncated.clear()
         self._finals.clear()
         lengths = self._play(steps)
-        if self._normalizer is not None:
+        if normalizer is not None:
             raw = self._raw[:-1]  # in which steps were made
-            self._normalizer.share(raw if lengths is None else raw[torch.arange(len(raw))[:, None] < lengths][:, None])
-        raw_finals = torch.stack(self._finals) if self._finals else None
+            normalizer.share(raw if lengths is None else raw[torch.arange(len(raw))[:, None] < lengths][:, None])
+        finals = torch.stack(self._finals) if self._finals else None
         rollout = Rollout(
             observations=self._observations,
             actions=self._actions,
@@ -129,15 +128,15 @@ class Collector(Iterator[Rollout]):
             discounts=self._discount_tensor,
             last=self._last_tensor,
             truncated=places_of(self._truncated) if self._truncated else NOWHERE,
-            final_observations=None if raw_finals is None else self._seen(raw_finals),
+            final_observations=finals if finals is None or normalizer is None else normalizer.observe(finals),
             state=state_before,
-            reward_scale=1.0 if self._normalizer is None else self._normalizer.reward_scale,
+            reward_scale=1.0 if normalizer is None else normalizer.reward_scale,
             next_actions=self._next_actions(steps) if self._look_ahead else None,
             acted_at=steps,
             extras=self._extras,
             raw=self._raw,
-            raw_final=raw_finals,
-            moments=None if self._normalizer is None else self._normalizer.used,
+            raw_final=finals,
+            moments=None if normalizer is None else normalizer.used,
         )
         return rollout if lengths is None else shortened(rollout, lengths)
 
@@ -252,20 +251,14 @@ class Collector(Iterator[Rollout]):
             assert self._normalizer is not None
             self._normalizer.observe(self._raw_rows[t], out=self._observation_rows[t])
 
-    def _seen(self, observations: Tensor) -> Tensor:
-        return observations if self._normalizer is None else self._normalizer.observe(observations)
-
 
 def shortened(rollout: Rollout, lengths: Tensor) -> Rollout:
     """A rollout of as many steps as the longest of `lengths` `[E]`."""
     steps = int(lengths.max())
     return dataclasses.replace(
         rollout,
+        **{name: getattr(rollout, name)[:steps] for name in EACH_STEP},
         observations=rollout.observations[: steps + 1],
-        actions=rollout.actions[:steps],
-        rewards=rollout.rewards[:steps],
-        discounts=rollout.discounts[:steps],
-        last=rollout.last[:steps],
         extras={name: values[:steps] for name, values in rollout.extras.items()},
         raw=None if rollout.raw is None else rollout.raw[: steps + 1],
         lengths=lengths,

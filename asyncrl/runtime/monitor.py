@@ -16,14 +16,14 @@ from torch import Tensor
 
 from asyncrl.core.schedules import crossed
 from asyncrl.runtime.protocols import EVALUATOR, LEARNER, Counts, in_theta, name_of
-from asyncrl.runtime.recorder import STATUS, Recorder
+from asyncrl.runtime.recorder import Recorder
 from asyncrl.runtime.run import Run
 from asyncrl.runtime.snapshots import beside_theta, take_checkpoint
 from asyncrl.runtime.telemetry import summed_up, time_shares
 from asyncrl.storage import checkpoints
 from asyncrl.storage.holding import FolderLost
 from asyncrl.storage.records import RecordReader
-from asyncrl.storage.run_folder import started_at
+from asyncrl.storage.run_folder import STATUS, started_at
 
 if TYPE_CHECKING:
     from asyncrl.runtime.evaluator import Evaluation

@@ -1,24 +1,4 @@
-"""The glossary in code: what may be assumed of a backend.
-
-actor-learner, worker
-    acts in its own environments, with its own exploration, and learns from its experience.
-actor, learner
-    the two halves of it, if experience goes to another process.
-theta, theta'
-    the shared parameters, and a worker's private copy of them.
-T
-    steps made by all workers together; the clock counts them.
-algorithm
-    a class: settings, a network, how to act, a loss (`asyncrl.algorithm`).
-store
-    where the parameters live: `pull` and `push`.
-experience
-    where rollouts go, if not into gradients of the worker that made them: `put` and `take`.
-replay memory
-    an experience that keeps the newest steps, from which the learner samples transitions.
-staleness
-    updates by others between the version at which a gradient was computed and its push.
-"""
+"""What may be assumed of a backend. The terms, such as theta', T, store and experience, are in docs/glossary.md."""
 
 from __future__ import annotations
 

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from asyncrl.storage.files import Backlog, write_json
 from asyncrl.storage.records import RecordWriter
-from asyncrl.storage.run_folder import RunFolder
+from asyncrl.storage.run_folder import STATUS, RunFolder
 
 if TYPE_CHECKING:
     from asyncrl.storage.tensorboard import TensorBoardWriter
     from asyncrl.storage.tracking import Tracker
 
-STATUS = "status.json"
 SCORES = ("eval/mean_reward", "rollout/ep_rew_mean")
 BOOKKEEPING = ("runs_dir", "run_name", "resume", "quiet", "track", "track_project")
 """Settings that say nothing of what is learnt and how."""

@@ -152,18 +152,10 @@ def build_worker(
     )
     with closed_on_error(environments):
         collector = Collector(
-            environments,
-            agent,
-            spec.spaces,
-            config.t_max,
-            config.gamma,
-            handles.clock,
-            look_ahead=algorithm.looks_ahead,
-            extras=algorithm.extras,
-            normalizer=make_normalizer(handles.moments, worker, spec),
-            whole_episodes=algorithm.whole_episodes,
-            beat=handles.clock.pulse(worker),
-        )
+            environments, agent, spec.spaces, config.t_max, config.gamma, handles.clock,
+            look_ahead=algorithm.looks_ahead, extras=algorithm.extras, whole_episodes=algorithm.whole_episodes,
+            normalizer=make_normalizer(handles.moments, worker, spec), beat=handles.clock.pulse(worker),
+        )  # fmt: skip
     threads = running_threads() - before
     writer.write({"worker": worker, "event": "ready", "exploration": agent.exploration, "threads": threads})
     telemetry = telemetry_of(run, worker, agent, writer, collector)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -82,9 +83,5 @@ def require_finite(theta: Tensor, layout: Layout) -> None:
 
 def name_parameters(theta: Tensor, layout: Layout) -> dict[str, Tensor]:
     """The flat vector `[P]` as named tensors."""
-    named, start = {}, 0
-    for name, shape in layout:
-        size = int(torch.Size(shape).numel())
-        named[name] = theta[start : start + size].view(shape)
-        start += size
-    return named
+    pieces = torch.split(theta, [math.prod(shape) for _, shape in layout])
+    return {name: piece.view(shape) for (name, shape), piece in zip(layout, pieces, strict=True)}

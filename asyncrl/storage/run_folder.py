@@ -140,11 +140,8 @@ class RunFolder:
     status_file = _Entry(STATUS)
     """Whether the run is going on, and how it ended."""
     supervisor_file = _Entry("supervisor.jsonl")
-    """The supervisor's records."""
     evaluator_file = _Entry("evaluator.jsonl")
-    """The evaluator's records."""
     checkpoints = _Entry("checkpoints")
-    """The folder of checkpoints."""
     tensorboard = _Entry("tb")
     """The folder of TensorBoard event files."""
 

@@ -65,7 +65,6 @@ class Stored:
     """What a run's config.json holds. Nothing that it names has been imported."""
 
     path: Path
-    """The file."""
     algorithm: str
     config: dict[str, Any]
     environment: dict[str, Any]

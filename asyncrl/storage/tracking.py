@@ -1,7 +1,6 @@
-"""Weights & Biases and MLflow, where a run's numbers go as well when asked to.
+"""Weights & Biases and MLflow, where a run's numbers go as well when asked to, through their own packages.
 
-Weights & Biases and MLflow are used through their own packages, imported only when asked for. Their
-own environment variables configure them (WANDB_ENTITY, WANDB_MODE, MLFLOW_TRACKING_URI).
+Their own environment variables configure them (WANDB_ENTITY, WANDB_MODE, MLFLOW_TRACKING_URI).
 """
 
 from __future__ import annotations

@@ -128,7 +128,9 @@ def run_tasks(
         shares.put(share)
     running = RunningJobs(runs_dir, lock)
     failures = []
-    with ThreadPoolExecutor(slots, initializer=lambda: _keep_to(shares.get())) as pool, _sigterm_as_interrupt():
+    # Restricts a thread, and every process it starts from now on, to some cores (if the system can).
+    keep_to: Callable[[int, list[int]], None] = getattr(os, "sched_setaffinity", lambda *_: None)
+    with ThreadPoolExecutor(slots, initializer=lambda: keep_to(0, shares.get())) as pool, _sigterm_as_interrupt():
         futures: list[Future[Told]] = []
         try:
             futures.extend(pool.submit(task, running) for task in tasks)
@@ -172,14 +174,9 @@ class RunningJobs:
             except OSError as error:
                 return f"{folder} cannot be removed: {error.strerror or error}"
             process = subprocess.Popen(
-                [sys.executable, *job.command(self._runs_dir)[1:]],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                text=True,
-                errors="replace",
-                pass_fds=(self._lock,),
-            )
+                [sys.executable, *job.command(self._runs_dir)[1:]], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE, text=True, errors="replace", pass_fds=(self._lock,),
+            )  # fmt: skip
             self._going.add(process)
         said, cut = None, False
         while said is None:
@@ -206,23 +203,13 @@ class RunningJobs:
                 process.terminate()
 
 
-def _keep_to(cores: list[int]) -> None:
-    """Restrict the calling thread, and every process it starts from now on, to these cores (if the system can)."""
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, cores)
-
-
 @contextlib.contextmanager
 def _sigterm_as_interrupt() -> Iterator[None]:
     """Let SIGTERM stop the study like Ctrl-C."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     finally:

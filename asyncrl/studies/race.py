@@ -262,8 +262,7 @@ def _overview(folder: Path, ranked: Ranked, colours: Colours) -> list[Block]:
         for name, row in rows.items():
             result = found.get(name)
             if any(each.reference for each in results):
-                told = "" if result is None else median_bound(result.seconds, size)
-                row[f"{env_id} ({unit})"] = told
+                row[f"{env_id} ({unit})"] = median_bound(result.seconds, size) if result else ""
             else:
                 row[env_id] = score_text(result.last_scores().median) if result else ""
             if until is not None:
@@ -290,12 +289,11 @@ def median_bound(seconds: Sample, size: float) -> str:
 
 def _aggregates(folder: Path, ranked: Ranked, colours: Colours) -> list[Block]:
     """Entrants that have runs in every environment, compared run by run: probabilities, aggregates, profiles."""
-    everywhere = [name for name in colours if all(any(name == r.name for r in own) for own in ranked.values())]
     merits = {
         name: [merits_of(result, results) for results in ranked.values() for result in results if result.name == name]
-        for name in everywhere
+        for name in colours
     }
-    merits = {name: own for name, own in merits.items() if all(own)}
+    merits = {name: own for name, own in merits.items() if len(own) == len(ranked) and all(own)}
     if len(merits) < 2:
         return []
     caption = "The share of an entrant's runs, over all environments, that are better than x."

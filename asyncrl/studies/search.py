@@ -214,7 +214,9 @@ class Search:
         optuna = self.optuna()
         optuna.set_user_attr(AMONG, self._among())
         self._put_back(optuna)
-        left = max(0, self.trials - _count_done(optuna))
+        states, trials = import_optuna().trial.TrialState, optuna.get_trials(deepcopy=False)
+        ended = (states.COMPLETE, states.PRUNED)
+        left = max(0, self.trials - sum(one.state in ended or FAILURE in one.user_attrs for one in trials))
         say(f"{self.algorithm} {self.env_id}: {self.trials} trials, {self.trials - left} of them already finished")
         return run_tasks([partial(self._try_one, optuna)] * left, self.study.runs_dir, slots, lock, say)
 
@@ -300,13 +302,6 @@ class Search:
             optuna.tell(trial.number, state=states.FAIL)
             if trial.params:
                 optuna.enqueue_trial(trial.params)
-
-
-def _count_done(optuna: Any) -> int:
-    """How many trials have ended by themselves."""
-    states = import_optuna().trial.TrialState
-    trials = optuna.get_trials(deepcopy=False)
-    return sum(trial.state in (states.COMPLETE, states.PRUNED) or FAILURE in trial.user_attrs for trial in trials)
 
 
 class Watch:

@@ -255,11 +255,7 @@ def words_of(point: Point) -> list[str]:
 
 
 def make_cells(
-    entrants: Sequence[tuple[str, str]],
-    ablation: str,
-    env_ids: Sequence[str],
-    workers: Sequence[int],
-    seeds: int,
+    entrants: Sequence[tuple[str, str]], ablation: str, env_ids: Sequence[str], workers: Sequence[int], seeds: int
 ) -> list[Cell]:
     """All combinations, seed by seed: a study that is interrupted has some runs of everything.
 

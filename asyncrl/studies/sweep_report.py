@@ -176,13 +176,6 @@ def height_of(value: str, values: Sequence[str]) -> float:
     return (own - low) / (high - low)
 
 
-def ticks_of(values: Sequence[str]) -> dict[float, str] | None:
-    """The values as they were given, at their places on an axis; None for many numbers, whose axis has a scale."""
-    if is_range(values):
-        return None
-    return {float(value if is_numeric(values) else i): value for i, value in enumerate(values)}
-
-
 def draw_scores(results: SweepResults) -> Figure:
     """Final score over the setting with the most values: a panel per environment, a colour per method and the rest.
 
@@ -192,6 +185,9 @@ def draw_scores(results: SweepResults) -> Figure:
     across = max(varied, key=lambda name: (is_numeric(varied[name]), len(varied[name])), default="seed")
     others = [name for name, values in varied.items() if name != across and not is_range(values)]
     values = varied.get(across) or sorted({str(run.cell.seed) for run in results.runs}, key=int)
+    numeric = is_numeric(values)
+    # The values as they were given; many numbers have a scale instead.
+    ticks = None if is_range(values) else {float(value if numeric else i): value for i, value in enumerate(values)}
     scale: Scale = "log" if across in varied and is_logarithmic(values) else "linear"
 
     def group_of(run: Measurement) -> str:
@@ -199,7 +195,7 @@ def draw_scores(results: SweepResults) -> Figure:
 
     def place_of(run: Measurement) -> float:
         value = results.value(run, across) if across in varied else str(run.cell.seed)
-        return float(value) if is_numeric(values) else float(values.index(value))
+        return float(value if numeric else values.index(value))
 
     groups = {group_of(run): run.cell.algorithm for run in results.runs}
     colours = dict(zip(groups, colours_of(list(groups.values())), strict=True))
@@ -215,12 +211,6 @@ def draw_scores(results: SweepResults) -> Figure:
             x, y = zip(*known, strict=True) if known else ((), ())
             marks.append(Line(x, y, colour, name, "", "o", alpha=0.75))
             marks.append(Line(lost, [lowest] * len(lost), colour, "", "", "x"))
-        ticks = ticks_of(values)
-        panels.append(
-            Panel(
-                marks, across.replace("_", " "), "final score (raw return)", env_id,
-                scale, x_ticks=ticks,
-            )
-        )  # fmt: skip
+        panels.append(Panel(marks, across.replace("_", " "), "final score (raw return)", env_id, scale, x_ticks=ticks))
     grid = [panels[i : i + ABREAST] for i in range(0, len(panels), ABREAST)]
     return draw(grid, 3.8, max(6.0, min(10.0, 5.0 * len(grid[0]))))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import socket
 from dataclasses import replace
 from typing import Any
@@ -76,7 +77,8 @@ def test_the_doctor_without_ray_says_how_to_get_it(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """In one line, with exit code 2."""
-    monkeypatch.setattr("asyncrl.backends.ray.importlib.util.find_spec", lambda name: None)
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "ray" else find(name))
 
     assert main(["--backend", "ray", "--env-id", "Catch"]) == 2
     assert to_install("ray") in capfd.readouterr().err

@@ -474,7 +474,7 @@ def test_what_is_no_run_cannot_be_resumed(tmp_path: Path, refuse: Callable[..., 
         ('{"algorithm": "asyncrl.a3c", "config": {"env_id": "Catch"}}', "nothing to resume in"),
     ]:
         (tmp_path / "empty" / "config.json").write_text(content)
-        refusal = refuse("--resume", str(tmp_path / "empty"))
+        refusal = refuse("--resume", str(tmp_path / "empty"), "--runs-dir", str(tmp_path))
         assert (refusal.code, line in refusal.line) == (2, True), refusal.line
 
 

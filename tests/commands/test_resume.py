@@ -37,8 +37,34 @@ def test_a_preset_is_for_a_new_run(tmp_path: Path, capfd: pytest.CaptureFixture[
     assert main("asyncrl.a3c", [*again, "--preset", "default"]) == 0
 
 
+def test_a_run_stays_in_its_folder(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Its own name and place may be given again, also through a link, and after the folder was moved."""
+    new = ["--env-id", "Catch", "--backend", "serial", "--workers", "2", "--evaluation-episodes", "1"]
+    place = tmp_path / "runs"
+    assert main("asyncrl.a3c", [*new, "--total-steps", "100", "--runs-dir", str(place), "--run-name", "one"]) == 0
+    run = the_run(place)
+    before = (run / "config.json").read_bytes()
+
+    for words in (["--run-name", "other"], ["--runs-dir", str(tmp_path / "elsewhere")]):
+        assert main("asyncrl.a3c", ["--resume", str(run), "--total-steps", "300", *words]) == 2
+        assert "a run that is resumed stays in its folder" in capfd.readouterr().err
+        assert (run / "config.json").read_bytes() == before
+
+    (tmp_path / "link").symlink_to(place)
+    again = ["--resume", str(run), "--run-name", "one"]
+    assert main("asyncrl.a3c", [*again, "--total-steps", "300", "--runs-dir", str(tmp_path / "link")]) == 0
+    moved = place.rename(tmp_path / "moved")
+    (tmp_path / "link").unlink()
+    run.parent.mkdir(parents=True)
+    run.symlink_to(the_run(moved))
+    assert main("asyncrl.a3c", [*again, "--total-steps", "500", "--runs-dir", str(place)]) == 0
+    assert status_of(the_run(moved))["steps"] >= 500
+
+
 @pytest.mark.parametrize("backend", ["serial", "local"])
-def test_a_score_that_the_last_evaluation_reaches_is_the_reason(tmp_path: Path, backend: str) -> None:
+def test_a_score_that_the_last_evaluation_reaches_is_the_reason(
+    tmp_path: Path, backend: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     """Every score in Catch is at least -1. The run has reached its end then, not only its time."""
     words = ["--env-id", "Catch", "--backend", backend, "--workers", "1", "--stop-at-score", "-1", "--run-name", "one"]
     words += ["--evaluation-interval-steps", "1000000", "--runs-dir", str(tmp_path), "--max-seconds", "0.2"]
@@ -48,6 +74,9 @@ def test_a_score_that_the_last_evaluation_reaches_is_the_reason(tmp_path: Path, 
     assert status["reason"] == "an evaluation reached -1.0"
     assert main("asyncrl.a3c", [*words, "--resume", "auto"]) == 0
     assert status_of(the_run(tmp_path))["steps"] == status["steps"]
+    capfd.readouterr()
+    assert main("asyncrl.a3c", [*words, "--resume", "auto", "--max-seconds", "0.3"]) == 0
+    assert "changed on resume: --max-seconds 0.2 -> 0.3" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize(
