@@ -29,6 +29,8 @@ from numpy.typing import NDArray
 
 from asyncrl.core.devices import usable_cores
 from asyncrl.core.statistics import Estimate, Sample, ratio
+from asyncrl.plots import figures
+from asyncrl.plots.figures import Line, Panel, save_figure
 from asyncrl.studies.documents import read_csv, write_csv
 from asyncrl.studies.jobs import Job, alone_in, is_done, run_jobs
 from asyncrl.studies.measure import Evaluation, Measurement, measure
@@ -50,6 +52,8 @@ PONG_STEPS, PONG_FROM = 4_000_000, 3_000_000
 PONG_WORDS = ("--preset", "paper", "--learning-rate-schedule", "0:1,1:0.95", "--total-steps", str(PONG_STEPS))
 PONG_EPSILONS = {"0.1": 0.4, "0.01": 0.3, "0.5": 0.3}
 """The paper's final epsilons, each with its probability."""
+PONG_PAPER = {1: -19.0, 4: -13.7, 16: -16.4}
+"""The paper's scores after as many steps (figure 3), by its number of threads."""
 SCORES = (2.0, 3.5, 5.0)
 IN_A_ROW = (1, 3)
 """How many evaluations in a row must have the score."""
@@ -335,6 +339,21 @@ def print_pong(study: Study) -> None:
         print(f"| one worker on average | {average:.1f} |")
 
 
+def draw_pong(study: Study, path: Path) -> None:
+    """The evaluations of the third plan's runs, and the paper's scores after as many steps, in their colours."""
+    marks = []
+    for i, workers in enumerate(WORKERS):
+        name = "one-" if workers == 1 else f"w{workers:02d}-"
+        for job in [one for one in pong_jobs() if one.name.startswith(name)]:
+            at = study.rows.get(str(job), ())
+            x, y = [one.steps / 1e6 for one in at], [one.score for one in at]
+            marks.append(Line(x, y, f"C{i}", f"{workers} worker{'s' * (workers > 1)}", width=1.0))
+    for i, workers in enumerate(WORKERS):
+        name = f"the paper, {workers} thread{'s' * (workers > 1)}"
+        marks.append(Line([PONG_STEPS / 1e6], [PONG_PAPER[workers]], f"C{i}", name, "", "*", size=11))
+    save_figure(figures.draw([[Panel(marks, "million steps", "score")]], 3.4), path)
+
+
 def draw(study: Study, chosen: dict[int, Setting], path: Path) -> None:
     """Score over learning rate for each number of workers; the speed-ups by one and by three evaluations."""
     figure, (left, *others) = plt.subplots(
@@ -406,6 +425,8 @@ def main() -> None:
     if arguments.pong:
         study.make(pong_jobs(), slots)
         print_pong(study)
+        if arguments.figure:
+            draw_pong(study, arguments.figure)
         return
     if arguments.confirm:
         study.make(confirm_jobs(study), slots)
