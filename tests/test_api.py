@@ -877,6 +877,14 @@ def test_runs_and_policies_say_what_they_are(cartpole: asyncrl.Run) -> None:
     assert repr(gone) == "<Run of a folder that cannot be read: stopped after 1,234 steps, not evaluated, in nowhere>"
 
 
+def test_a_config_cannot_give_a_resumed_run_another_name(tmp_path: Path) -> None:
+    """As the words of a command cannot."""
+    run = asyncrl.train("a3c", env_id="Catch", **TINY | {"total_steps": 100}, runs_dir=tmp_path)
+    config = asyncrl.a3c.A3C.Config(env_id="Catch", **TINY, resume=str(run.path), run_name="other")
+    with pytest.raises(asyncrl.UsageError, match="a run that is resumed stays in its folder"):
+        asyncrl.train("a3c", config=config)
+
+
 def test_a_run_that_was_resumed_later_says_what_it_was(tmp_path: Path) -> None:
     """All of it is of one moment."""
     run = asyncrl.train("a3c", env_id="Catch", **TINY | {"total_steps": 100}, runs_dir=tmp_path)

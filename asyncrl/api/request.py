@@ -80,7 +80,7 @@ class Request:
             given = {} if self.config is None else to_plain(self.config)
             permission = Permission({"algorithm": algorithm} | given | self.settings, self.trust)
             stored = read_stored(RunFolder.open(Path(resume)).config_file)
-            check_place(Path(resume), self.settings)
+            check_place(Path(resume), {"run_name": given.get("run_name", "")} | self.settings)
             before = stored_config(algorithm, stored, permission, trains=True)
             config = replace(self._on(self.config or before), resume=resume)
             changes = differences(before, config)

@@ -89,9 +89,10 @@ def differences(stored: RunConfig, config: RunConfig) -> list[str]:
 
 def check_place(run: Path, settings: Mapping[str, Any]) -> None:
     """Raise UsageError if `settings` have another name or place for a run that is resumed than its folder has."""
-    name, above = os.path.basename(os.path.abspath(run)), Path(os.path.abspath(run)).parent.resolve()
-    runs_dir = settings.get("runs_dir") or above
-    if (settings.get("run_name") or name) != name or not above.is_relative_to(Path(runs_dir).resolve()):
+    place = Path(os.path.abspath(run))
+    top = Path(os.path.abspath(settings.get("runs_dir") or place.parent))
+    is_below = place.parent.is_relative_to(top) or place.parent.resolve().is_relative_to(top.resolve())
+    if (settings.get("run_name") or place.name) != place.name or not is_below:
         raise UsageError("--run-name and --runs-dir are for a new run: a run that is resumed stays in its folder")
 
 

@@ -67,7 +67,7 @@ class Untranslated:
         """Bring `seen`, what an agent has seen, up to date with a native observation; ValueError if it is none."""
         from asyncrl.envs.encoders import as_numbers  # loads Gymnasium
 
-        seen[...] = as_numbers(observation, seen.shape, seen.dtype)
+        seen[...] = as_numbers(observation, seen.shape, np.dtype(self.spaces.observation_dtype))
 
     def native_action(self, action: int) -> int:
         """The environment's own action for an agent's."""

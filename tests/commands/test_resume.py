@@ -60,6 +60,12 @@ def test_a_run_stays_in_its_folder(tmp_path: Path, capfd: pytest.CaptureFixture[
     assert main("asyncrl.a3c", [*again, "--total-steps", "500", "--runs-dir", str(place)]) == 0
     assert status_of(the_run(moved))["steps"] >= 500
 
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked" / "a3c").symlink_to(moved / "a3c")
+    auto = ["--resume", "auto", "--run-name", "one", "--runs-dir", str(tmp_path / "linked")]
+    assert main("asyncrl.a3c", [*new, *auto, "--total-steps", "700"]) == 0
+    assert status_of(the_run(moved))["steps"] >= 700
+
 
 @pytest.mark.parametrize("backend", ["serial", "local"])
 def test_a_score_that_the_last_evaluation_reaches_is_the_reason(
