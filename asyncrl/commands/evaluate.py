@@ -49,8 +49,6 @@ class Config(PlaySettings):
     """Print the results as JSON."""
 
     def __post_init__(self) -> None:
-        if not self.runs:
-            raise UsageError("give the folder of at least one run")
         if not 1 <= self.episodes <= 1_000_000:
             raise UsageError(f"--episodes must be 1 to 1_000_000, got {self.episodes}")
         super().__post_init__()

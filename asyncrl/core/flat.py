@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -31,9 +32,13 @@ def bind_parameters(network: nn.Module, flat: Tensor) -> None:
 
 def split_like(flat: Tensor, parameters: Iterable[Tensor]) -> list[Tensor]:
     """Views of `flat` `[P]` with the shapes of `parameters`, in their order."""
-    parameters = list(parameters)
-    pieces = torch.split(flat, [parameter.numel() for parameter in parameters])
-    return [piece.view(parameter.shape) for piece, parameter in zip(pieces, parameters, strict=True)]
+    return split(flat, [parameter.shape for parameter in parameters])
+
+
+def split(flat: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
+    """Views of `flat` `[P]` with these shapes, one after the other."""
+    pieces = torch.split(flat, [math.prod(shape) for shape in shapes])
+    return [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)]
 
 
 def gradient_of(loss: Tensor, parameters: Sequence[Tensor], out: Tensor) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -10,6 +9,7 @@ from torch import Tensor
 
 from asyncrl.config.run_config import RunConfig, to_plain
 from asyncrl.core.errors import NotFinite
+from asyncrl.core.flat import split
 from asyncrl.runtime.protocols import Counts
 from asyncrl.runtime.run import Layout, Run
 from asyncrl.storage.checkpoints import Checkpoint
@@ -83,5 +83,5 @@ def require_finite(theta: Tensor, layout: Layout) -> None:
 
 def name_parameters(theta: Tensor, layout: Layout) -> dict[str, Tensor]:
     """The flat vector `[P]` as named tensors."""
-    pieces = torch.split(theta, [math.prod(shape) for _, shape in layout])
-    return {name: piece.view(shape) for (name, shape), piece in zip(layout, pieces, strict=True)}
+    pieces = split(theta, [shape for _, shape in layout])
+    return {name: piece for (name, _), piece in zip(layout, pieces, strict=True)}
