@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
@@ -37,8 +38,9 @@ def split_like(flat: Tensor, parameters: Iterable[Tensor]) -> list[Tensor]:
 
 def split(flat: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
     """Views of `flat` `[P]` with these shapes, one after the other."""
-    pieces = torch.split(flat, [math.prod(shape) for shape in shapes])
-    return [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)]
+    sizes = [math.prod(shape) for shape in shapes]
+    ends = accumulate(sizes)  # `torch.split` makes no views on torch's lazy device
+    return [flat[end - size : end].view(shape) for shape, size, end in zip(shapes, sizes, ends, strict=True)]
 
 
 def gradient_of(loss: Tensor, parameters: Sequence[Tensor], out: Tensor) -> Tensor:
