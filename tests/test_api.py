@@ -820,8 +820,14 @@ def test_what_is_no_observation_is_refused(cartpole: asyncrl.Run) -> None:
     _, state = policy.act(np.zeros((2, 4)))
     with pytest.raises(asyncrl.UsageError, match="the state is for 2 environments, the observations are for 3"):
         policy.act(np.zeros((3, 4)), state)
+    for begin in ([True], [True, False, True], [[True, False]]):
+        with pytest.raises(asyncrl.UsageError, match="the state is for 2 environments, the ended episodes have shape"):
+            policy.predict(np.zeros((2, 4)), state, begin)
     with pytest.raises(asyncrl.UsageError, match="no such checkpoint"):
         asyncrl.load(cartpole, checkpoint="none")
+    for name in (500, None):
+        with pytest.raises(asyncrl.UsageError, match=f'checkpoint must be "best", "newest".*got {name}'):
+            asyncrl.load(cartpole, checkpoint=name)  # type: ignore[arg-type]
     with pytest.raises(asyncrl.UsageError, match="episodes must be at least 1"):
         cartpole.evaluate(episodes=0)
 

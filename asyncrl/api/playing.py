@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -209,6 +210,8 @@ def outputs_of(network: Any, spaces: Spaces, observations: Tensor, state: State)
 
 def load_checkpoint(folder: RunFolder, name: str) -> Checkpoint:
     """The checkpoint of that name; prints lines about damaged ones to stderr. Raises UsageError if there is none."""
+    if not isinstance(name, str | os.PathLike):
+        raise UsageError(f'checkpoint must be "best", "newest" or the name of one, got {name!r}')
     try:
         if name not in ("best", "newest"):
             return checkpoints.load(folder.checkpoints / name)

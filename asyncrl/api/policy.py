@@ -130,7 +130,8 @@ class Policy:
         the errors raised.
         """
         if state is not None and episode_start is not None and np.any(episode_start):
-            state = self.restart(state, np.broadcast_to(episode_start, len(state.seen)))
+            every = np.ones(len(state.seen), np.bool_)
+            state = self.restart(state, episode_start if np.ndim(episode_start) else every)
         if deterministic in (None, self.greedy):
             return self.act(observation, state, action_masks=action_masks)
         if self._other is None:
@@ -147,9 +148,11 @@ class Policy:
         return other
 
     def restart(self, state: PolicyState, ended: Any) -> PolicyState:
-        """The state of a batch after the episodes of some environments have `ended`, `[B]` bool."""
+        """The state of a batch after the episodes of some environments have `ended`, `[B]` bool. Raises UsageError."""
         over = np.array(ended, np.bool_)
         seen = state.seen.copy()
+        if over.shape != (len(seen),):
+            raise UsageError(f"the state is for {len(seen)} environments, the ended episodes have shape {over.shape}")
         seen[over] = 0
         with on_the_cpu():
             return PolicyState(reset_state(self._agent, state.memory, over), seen)
