@@ -255,6 +255,8 @@ def test_a_run_that_broke_raises_its_reason_with_the_traceback(tmp_path: Path) -
         ("sac", {"env_id": "CartPole-v1"}, "asyncrl sac chooses vectors of numbers"),
         (None, {"workers": 2}, "name an algorithm first: a2c, "),
         ("a3c", {"config": "nowhere.toml"}, "--config nowhere.toml cannot be read: No such file or directory"),
+        ("a3c", {"config": {"env_id": "Chain"}}, "config takes the path of a file or a run, got {'env_id': 'Chain'}"),
+        (None, {"resume": True}, "resume takes the path of a file or a run, got True"),
         ("a3c", {"resume": "nowhere"}, "is not a run"),
         ("a3c", {"env_id": Screen()}, "env_id takes an id, a class or a function that makes an environment"),
         (
@@ -337,9 +339,13 @@ def test_a_file_has_the_settings_that_are_not_given_as_on_the_command_line(tmp_p
     assert (config.workers, config.envs_per_worker, config.stop_at_score, config.env_kwargs) == (3, 2, None, ())
     with pytest.raises(asyncrl.UsageError, match="has settings for a3c, not for ppo"):
         asyncrl.train("ppo", config=tmp_path / "mine.toml")
-    (tmp_path / "mine.toml").write_text('algorithm = "a3c"\nworkers = "two"')
-    with pytest.raises(asyncrl.UsageError, match="workers takes a whole number, got 'two'"):
-        asyncrl.train(config=tmp_path / "mine.toml")
+    for line, message in (
+        ('workers = "two"', "workers takes a whole number, got 'two'"),
+        ("env_kwargs = 5", "env_kwargs takes several values, got 5"),
+    ):
+        (tmp_path / "mine.toml").write_text(f'algorithm = "a3c"\n{line}')
+        with pytest.raises(asyncrl.UsageError, match=message):
+            asyncrl.train(config=tmp_path / "mine.toml")
 
 
 def test_flags_override_a_files_number_of_all_environments(tmp_path: Path) -> None:

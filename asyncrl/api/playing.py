@@ -18,7 +18,6 @@ from asyncrl.algorithm import Algorithm, load
 from asyncrl.api.resume import stored_config
 from asyncrl.backends.handles import shared
 from asyncrl.backends.restoring import check_fits, flat_parameters, restore
-from asyncrl.core.distributions import greedy as best_of
 from asyncrl.core.errors import UsageError
 from asyncrl.core.output import print_line
 from asyncrl.core.rollout import State
@@ -195,14 +194,14 @@ def outputs_of(network: Any, spaces: Spaces, observations: Tensor, state: State)
     """
     if hasattr(network, "values_at"):
         q, state = network.values_at(observations, state)
-        return {"action": best_of(q), "q": q, "value": q.amax(-1)}, state
+        return {"action": q.argmax(-1), "q": q, "value": q.amax(-1)}, state
     if not hasattr(network, "policy_at"):
         raise UsageError(f"{type(network).__name__} must define policy_at or values_at to be filmed or exported")
     policy, values, states = network(observations[None], state)
     after = None if states is None else tuple(part[0] for part in states)
     value = {} if hasattr(network.value, "baseline") else {"value": values[0]}  # REINFORCE's is no value of a state
     if not spaces.is_continuous:
-        return {"action": best_of(policy.logits[0]), "logits": policy.logits[0]} | value, after
+        return {"action": policy.logits[0].argmax(-1), "logits": policy.logits[0]} | value, after
     mean = policy.mean[0]
     action = mean.clamp(torch.tensor(spaces.action_low), torch.tensor(spaces.action_high))
     return {"action": action, "mean": mean, "deviation": policy.deviation.expand_as(policy.mean)[0]} | value, after

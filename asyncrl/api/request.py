@@ -143,10 +143,11 @@ def request_for(
     """
     own = {} if quiet is None else {"quiet": quiet}
     if config is None or isinstance(config, RunConfig):
-        if not algorithm and settings.get("resume", "") not in ("", AUTO):
+        resume = settings.get("resume", "")
+        if not algorithm and resume not in ("", AUTO):
             from asyncrl.api.resume import algorithm_in
 
-            algorithm = algorithm_in(settings["resume"], Permission(settings, trust))
+            algorithm = algorithm_in(_file("resume", resume), Permission(settings, trust))
         name = _name(algorithm)
         cls = load(name).Config
         if config is None:
@@ -158,7 +159,7 @@ def request_for(
         return Request(name, config, own, trust)
     from asyncrl.config.files import read_settings, told_otherwise
 
-    given, stored = own_names(settings), read_settings(Path(config))
+    given, stored = own_names(settings), read_settings(Path(_file("config", config)))
     permission = Permission(given | ({"algorithm": _name(algorithm)} if algorithm else {}), trust)
     there = stored.usable_algorithm(permission) if stored.algorithm else ""
     name = _name(algorithm or there)
@@ -174,9 +175,13 @@ def request_for(
 def refuse_launcher(resolved: ResolvedRun) -> None:
     """Raise UsageError in a program that a launcher has started as a rank: each would start ranks of its own."""
     if resolved.config.backend == "collective":
-        from asyncrl.backends.collective.launch import refuse_program
+        from asyncrl.backends.collective.launch import launched
 
-        refuse_program(os.environ, catalog.short(resolved.algorithm))
+        if (launch := launched(os.environ)) is not None:
+            raise UsageError(
+                f"under {launch.by}, run python -m asyncrl.{catalog.short(resolved.algorithm)} --backend collective "
+                "instead: each process of a Python program would start its own ranks"
+            )
 
 
 def backend_of(config: RunConfig) -> Any:
@@ -188,6 +193,12 @@ def look_at(algorithm: str, config: RunConfig) -> tuple[EnvSpec, Spaces]:
     """The environment and its spaces. Raises UsageError if it can't be used, or takes longer than --hang-seconds."""
     spec = EnvSpec.of(config)
     return spec, probe(spec, algorithm, config.hang_seconds, here=config.backend == "serial")
+
+
+def _file(name: str, given: Any) -> File:
+    if not isinstance(given, str | os.PathLike):
+        raise UsageError(f"{name} takes the path of a file or a run, got {given!r}")
+    return given
 
 
 def _told(config: type[RunConfig]) -> str:

@@ -86,6 +86,6 @@ def experience_bytes(plan: Plan) -> int:
         from asyncrl.backends.replay_plans import memory_plan, memory_plan_of_host
 
         return (memory_plan_of_host(plan, 0, (0,)) if plan.replay_hosts else memory_plan(plan)).bytes
-    from asyncrl.experience.batches import batches_bytes
+    from asyncrl.experience.blocks import ring_bytes
 
-    return batches_bytes(rollout_shape(plan), config.workers, plan.room)
+    return config.workers * ring_bytes(rollout_shape(plan).layout(), plan.room)

@@ -13,7 +13,6 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.context import BaseContext
@@ -32,7 +31,6 @@ from asyncrl.backends.collective.launch import Launch, launched
 from asyncrl.backends.handles import experience_bytes
 from asyncrl.backends.probing import probe
 from asyncrl.backends.processes import start_context
-from asyncrl.backends.ray import require_ray
 from asyncrl.commands.program import prints_aside, run_command
 from asyncrl.config.commandline import parse
 from asyncrl.config.groups import default_workers
@@ -188,7 +186,6 @@ def find(config: Config, launch: Launch | None, words: Sequence[str]) -> list[Fi
         with_ranks = dataclasses.replace(plan.config, backend="collective", workers=size, statistics="auto")
         to_fit = dataclasses.replace(plan, config=with_ranks)
     if config.backend == "ray":
-        require_ray()
         needed = shared_bytes(plan, parameters, experience_bytes(plan))
         found += hosts.examine(start_context(algorithm), config.address, config.workers, needed, parameters)
     room = [check_kernels(), *check_room(to_fit, parameters, config.runs_dir)]
@@ -208,9 +205,7 @@ def find(config: Config, launch: Launch | None, words: Sequence[str]) -> list[Fi
 def check_group(launch: Launch | None, ranks: int, words: Sequence[str], parameters: int) -> list[Finding]:
     """What there is to say of the ranks of a launcher, or of so many started here; for rank 0."""
     try:
-        with ExitStack() as stack:
-            launch = launch or stack.enter_context(group.started(ranks, words))
-            return group.examine(stack.enter_context(group.gathered(launch)), launch.by, words, parameters)
+        return group.examine(launch or group.started(ranks, words), words, parameters)
     except RanksLost as error:
         return [Finding("exchanges between ranks", "FAIL", first_line(error), "read the messages of the other ranks")]
 

@@ -182,7 +182,8 @@ def show_all(rows: Sequence[dict[str, Any]], config: Config) -> None:
     if config.json:
         print_line(json.dumps({"results": rows, "totals": list(map(_total_as_data, together))}, indent=2))
         return
-    console = Screen(width=None if sys.stdout.isatty() else 160, highlight=False)
+    # In a narrow terminal lines wrap: rich would cut numbers and leave out whole columns.
+    console = Screen(width=max(100, Screen().width) if sys.stdout.isatty() else 160, highlight=False)
     console.print(_table(rows))
     _say(f"{config.episodes} episodes each, seed {config.seed}{_protocol(config)}")
     if any("human_normalized" in row for row in rows):

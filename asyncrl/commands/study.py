@@ -170,8 +170,10 @@ def parse_study(config: type[C], words: Sequence[str], kind: Kind, *taken: str) 
 
 
 def check_free(words: Sequence[str], taken: Collection[str]) -> None:
-    """Raise UsageError if the study sets one of the flags among the words itself."""
+    """Raise UsageError if the study sets one of the flags among the words itself, or would override a file's."""
     for flag, _ in group_words(words):
+        if flag == "--config":
+            raise UsageError("the study would override settings of --config: give the other ones as flags")
         if flag.removeprefix("--").replace("-", "_") in taken:
             raise UsageError(f"{flag} is set by the study itself")
 

@@ -17,7 +17,7 @@ from asyncrl.catalog import short
 from asyncrl.commands.checkpoint import PlaySettings
 from asyncrl.commands.program import run_with
 from asyncrl.core.errors import UsageError
-from asyncrl.core.output import print_line
+from asyncrl.core.output import fitted, print_line
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.runtime.monitor import Summary
 from asyncrl.runtime.terminal import TerminalView, number
@@ -140,10 +140,18 @@ def sparkline(values: Sequence[float], width: int = 48) -> str:
     return "".join(BLOCKS[round(7 * (mean - low) / (high - low))] if high > low else BLOCKS[0] for mean in means)
 
 
+class Lines(TerminalView):
+    """A view that ends with its reader, as after `| head -1`; a training goes on without one."""
+
+    def say(self, line: str) -> None:
+        """Print a line. Raises BrokenPipeError."""
+        print_line(fitted(line))
+
+
 def follow(folder: RunFolder) -> int:
     """Show the run until it has ended or died; returns the exit code."""
     reader = Reader(folder)
-    view = TerminalView(f"{reader.title} (Ctrl-C closes this view; the run continues)", reader.curves)
+    view = Lines(f"{reader.title} (Ctrl-C closes this view; the run continues)", reader.curves)
     summary = reader.read()
     try:
         while not summary.ended:

@@ -43,7 +43,7 @@ def read_settings(path: Path) -> Stored:
             raise UsageError(f"--config {error}") from None
         return replace(stored, config={name: value for name, value in stored.config.items() if name not in NOT_TAKEN})
     try:
-        data = tomllib.loads(path.read_text())
+        data = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise UsageError(f"--config {path} cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from asyncrl.core.distributions import greedy, sample
+from asyncrl.core.distributions import sample
 from asyncrl.core.exploration import EpsilonGreedy, Exploration
 
 INVALID = float(torch.finfo(torch.float32).min)
@@ -34,13 +34,13 @@ class ValidEpsilonGreedy:
         """Actions `[E]` from masked action values `[E, A]`."""
         explore = torch.rand(len(values), generator=generator) < self.among_all.epsilon(steps)
         anything = sample(torch.where(values > INVALID, 0.0, INVALID), generator)
-        return torch.where(explore, anything, greedy(values))
+        return torch.where(explore, anything, values.argmax(-1))
 
     def probabilities(self, values: Tensor, steps: int) -> Tensor:
         """epsilon / (number of valid actions) for each of these, and the rest for the best."""
         epsilon, valid = self.among_all.epsilon(steps), (values > INVALID).to(values.dtype)
         return (epsilon * valid / valid.sum(-1, keepdim=True)).scatter_add(
-            -1, greedy(values).unsqueeze(-1), torch.full_like(values[..., :1], 1.0 - epsilon)
+            -1, values.argmax(-1, True), torch.full_like(values[..., :1], 1.0 - epsilon)
         )
 
     def facts(self) -> dict[str, float]:

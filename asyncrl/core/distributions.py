@@ -22,11 +22,6 @@ def sample(logits: Tensor, generator: torch.Generator) -> Tensor:
     return (logits - noise.log_()).argmax(-1)
 
 
-def greedy(scores: Tensor) -> Tensor:
-    """The best action of each row, `[E]` from scores `[E, A]`; the first of equals, which values hardly ever are."""
-    return scores.argmax(-1)
-
-
 class Categorical:
     """One of A actions, from logits `[..., A]`; actions are int64 `[...]`."""
 
@@ -48,7 +43,7 @@ class Categorical:
 
     def mode(self) -> Tensor:
         """The best actions `[...]`, the first of equals."""
-        return greedy(self.logits)
+        return self.logits.argmax(-1)
 
     def log_probability(self, actions: Tensor) -> Tensor:
         """log pi(a | s) `[...]`."""

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asyncrl.core.distributions import greedy, sample
+from asyncrl.core.distributions import sample
 from asyncrl.core.points import value_at
 from asyncrl.core.schedules import linear
 
@@ -48,15 +48,13 @@ class EpsilonGreedy:
         environments, actions = values.shape
         explore = torch.rand(environments, generator=generator) < self.epsilon(steps)
         anything = torch.randint(actions, (environments,), generator=generator)
-        return torch.where(explore, anything, greedy(values))
+        return torch.where(explore, anything, values.argmax(-1))
 
     def probabilities(self, values: Tensor, steps: int) -> Tensor:
         """epsilon / A for every action and the rest for the best."""
         epsilon = self.epsilon(steps)
         probabilities = torch.full_like(values, epsilon / values.shape[-1])
-        return probabilities.scatter_add(
-            -1, greedy(values).unsqueeze(-1), torch.full_like(values[..., :1], 1.0 - epsilon)
-        )
+        return probabilities.scatter_add(-1, values.argmax(-1, True), torch.full_like(values[..., :1], 1.0 - epsilon))
 
     def facts(self) -> dict[str, float]:
         """The final epsilon."""

@@ -12,7 +12,7 @@ import statistics
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -54,34 +54,30 @@ def attend(launch: Launch, words: Sequence[str]) -> int:
     return 0
 
 
-@contextlib.contextmanager
-def gathered(launch: Launch) -> Iterator[Board]:
-    """Rank 0's board of a launched group. The other ranks leave at the end of the block."""
+def started(ranks: int, words: Sequence[str]) -> Launch:
+    """A group on this machine: the other ranks are threads of this process, which communicate as processes do."""
+    with socket.socket() as probe:  # another program may take the port first; rank 0 reports that
+        probe.bind((LOOPBACK, 0))
+        port = probe.getsockname()[1]
+    launch = Launch("asyncrl", 0, ranks, f"tcp://{LOOPBACK}:{port}", given=secrets.token_bytes(32))
+    for rank in range(1, ranks):
+        threading.Thread(target=attend, args=(replace(launch, rank=rank), words), daemon=True).start()
+    return launch
+
+
+def examine(launch: Launch, words: Sequence[str], parameters: int) -> list[Finding]:
+    """Rank 0: all checks of a group, with exchanges of `parameters` numbers. Raises UsageError, RanksLost."""
     board = board_of(launch)
     try:
-        yield board
-    finally:
+        return _examined(board, launch.by, words, parameters)
+    finally:  # the other ranks leave
         with contextlib.suppress(RuntimeError):
             if board.get("measure") is None:
                 board.put("measure", 0)
             board.await_ended()
 
 
-@contextlib.contextmanager
-def started(ranks: int, words: Sequence[str]) -> Iterator[Launch]:
-    """A group on this machine: the other ranks are threads of this process, which communicate as processes do."""
-    with socket.socket() as probe:  # another program may take the port first; rank 0 reports that
-        probe.bind((LOOPBACK, 0))
-        port = probe.getsockname()[1]
-    launch = Launch("asyncrl", 0, ranks, f"tcp://{LOOPBACK}:{port}", given=secrets.token_bytes(32))
-    others = [replace(launch, rank=rank) for rank in range(1, ranks)]
-    for other in others:
-        threading.Thread(target=attend, args=(other, words), daemon=True).start()
-    yield launch
-
-
-def examine(board: Board, by: str, words: Sequence[str], parameters: int) -> list[Finding]:
-    """Rank 0: all checks of a group, with exchanges of `parameters` numbers. Raises UsageError, RanksLost."""
+def _examined(board: Board, by: str, words: Sequence[str], parameters: int) -> list[Finding]:
     greet(board, words)
     hellos = board.await_hellos()
     hosts = Counter(hello["host"] for hello in hellos.values())

@@ -192,9 +192,6 @@ class _Still:
     def __init__(self, screen: Bytes) -> None:
         self._screen = screen
 
-    def getScreenDims(self) -> tuple[int, ...]:
-        return self._screen.shape
-
     def getScreen(self, into: Bytes) -> None:
         into[:] = self._screen
 

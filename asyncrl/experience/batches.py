@@ -20,11 +20,6 @@ PATIENCE_SECONDS = 10.0
 """How long an in-step batch waits for an actor that is running but late: it may hang."""
 
 
-def batches_bytes(shape: RolloutShape, actors: int, capacity: int) -> int:
-    """Bytes of shared memory for `Batches` with rings of `capacity` rollouts."""
-    return actors * ring_bytes(shape.layout(), capacity)
-
-
 class Batches:
     """Rollouts on their way to one learner. An actor without room waits, and so does a learner without a batch.
 

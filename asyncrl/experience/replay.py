@@ -187,8 +187,8 @@ class Replay:
     def restore(self, state: Mapping[str, Tensor], exactly: bool = True) -> None:
         """Restore what `state` returned; if not `exactly`, actors and learners start afresh on the restored steps.
 
-        Then the replay ratio may be another one than before: it holds from now on. Raises UsageError if it does not
-        fit.
+        Then the replay ratio and the warm-up may be others than before: they hold from now on. Raises UsageError if it
+        does not fit.
         """
         self.steps.restore(entries_under(state, "steps"), writers_go_on=exactly)
         learnt = state.get("learnt")
@@ -205,12 +205,12 @@ class Replay:
                 self._forget_what_is_due(learners)
 
     def _forget_what_is_due(self, learners: int | slice) -> None:
-        """Count updates as if they had kept step: nobody has to wait until others have caught up with a new ratio."""
+        """Count updates as if they had kept step: nobody has to wait until others have caught up."""
         number = learners if isinstance(learners, int) else LEARNER
-        ahead, learnt = self.ahead(number), self.learnt(number)
-        if learnt and self.steps_after_warm_up(number) >= 0:
-            counted = learnt + ahead - min(max(0.0, ahead), self._most_ahead())
-            self._learnt[learners, 0] = (self._learnt[learners, 0].double() * counted / learnt).round().long()
+        due = self.plan.ratio * max(0.0, self.steps_after_warm_up(number))
+        ahead = min(max(0.0, due - self.learnt(number)), self._most_ahead())
+        counts = self._learnt[learners, 0]
+        self._learnt[learners, 0] = round((due - ahead) / counts.numel())
 
 
 def normalized(raw: Transitions, normalizer: Normalizer | None) -> Transitions:

@@ -27,8 +27,8 @@ UPDATES = 0
 COLUMN_OF = {NOT_FINITE: 1, STALE: 2, OUTLIER: 3}
 """Column of a writer's row, by the reason why a gradient was dropped."""
 EARLIER_UPDATES, BEGUN, ELSEWHERE, LOST = range(COUNTED, COUNTED + 4)
-"""Further columns: updates before the run was resumed, updates begun; in the last row, updates made elsewhere, and
-updates that are counted and in theta no more."""
+"""Further columns: updates before the run was resumed (less the lost ones), updates begun; in the last row, updates
+made elsewhere, and updates that are counted and in theta no more."""
 MISFIT = (
     "the checkpoint's optimiser statistics belong to another --optimizer, to other --statistics or, where each worker "
     "has its own, to another number of --workers"
@@ -151,7 +151,7 @@ class SharedStore:
                 reason = STALE
             if not reason:
                 private = len(self.statistics) > 1 and update.worker >= 0
-                seen = self._made_by(update.worker) if private else max(before, self._made_by(slice(-1)))
+                seen = self._made_by(update.worker) if private else max(before - self.lost, self._made_by(slice(-1)))
                 statistics = self.statistics[update.worker if private else 0]
                 counts[BEGUN] = counts[UPDATES] + 1
                 self._descent.rule.apply(self.theta, update.gradient, statistics, eta, seen)
@@ -163,7 +163,7 @@ class SharedStore:
         return Receipt(not reason, reason, norm, staleness, eta)
 
     def _made_by(self, writers: int | slice) -> int:
-        """Updates of some writers, with those from before a resume, or by whoever had a host's number before.
+        """Updates of some writers that the statistics have seen: with those from before a resume, without lost ones.
 
         A host that is replaced counts from 0, but its statistics are its predecessor's.
         """
@@ -264,7 +264,7 @@ class SharedStore:
         for name, part in fitting.items():
             part.copy_(state[name])
         if len(made) == len(self._counts) - 1:
-            self._counts[:-1, EARLIER_UPDATES] = made.numpy()
+            self._counts[:-1, EARLIER_UPDATES] = made.numpy() - self._counts[:-1, UPDATES]
         self._counts[-1, :COUNTED] = counts
         self._counts[:, BEGUN] = self._counts[:, UPDATES]  # no update is incomplete now
 

@@ -26,9 +26,10 @@ AXES = {
 }
 """Name on the command line: key in evaluator.jsonl, label."""
 NOT_IN_LABELS = (
-    "seed", "run_name", "runs_dir", "resume", "quiet", "max_seconds", "stop_at_score", "evaluation_interval_steps",
-    "evaluation_episodes", "evaluation_cpu_share", "checkpoint_interval_steps",
-    "checkpoints_kept", "record_interval_seconds",
+    "seed", "run_name", "runs_dir", "resume", "quiet", "track", "track_project", "max_seconds", "stop_at_score",
+    "evaluation_interval_steps", "evaluation_episodes", "evaluation_cpu_share", "checkpoint_interval_steps",
+    "checkpoints_kept", "record_interval_seconds", "on_worker_error", "on_env_error", "worker_restarts",
+    "hang_seconds", "collective_timeout_seconds", "check_replicas", "init_method", "address",
 )  # fmt: skip
 """Settings that no label mentions."""
 HOSTS = ("push", "exchange_updates", "parameter_shards")
@@ -98,7 +99,7 @@ def read_references(path: Path, axis: str = "steps", until: float = math.inf) ->
     Raises UsageError for a file that cannot be read or has no such columns.
     """
     try:
-        with path.open(newline="", encoding="utf-8") as file:
+        with path.open(newline="", encoding="utf-8-sig") as file:
             rows = list(csv.DictReader(file))
         if not rows:
             raise UsageError(f"{path} has no rows")
@@ -147,7 +148,7 @@ def draw_curves(
             marks.append(median_curve(seeds, colour, f"{name} ({len(seeds)} seeds)", whole=False))
     for reference, style in zip(references, itertools.cycle(("--", ":", "-."))):
         x, scores = [x / size for x, _ in reference.points], [score for _, score in reference.points]
-        marks.append(Line(x, scores, GREY, reference.label, style))
+        marks.append(Line(x, scores, GREY, reference.label, style, marker="o" if len(x) == 1 else ""))
     title = title or ", ".join(sorted({run.env_id for run in runs}))
     label = "evaluation score\n(mean raw return of whole episodes)"
     return draw([[Panel(marks, f"{text} ({unit})", label, title)]], 4.0, 8.0, legend_from=1)

@@ -142,7 +142,7 @@ def holding(
             if not waits:
                 raise Held(path.parent)
             say(waits)
-            lock(file.fileno(), wait=True)
+            locked = lock(file.fileno(), wait=True)
         _await_strangers(path, bool(locked), say, interrupted or (lambda: False), waits)
         hold = Hold(file, path)
         hold.take(settle=not locked)

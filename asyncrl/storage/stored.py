@@ -97,7 +97,8 @@ class Stored:
         config = self.config | {
             name: known_here(text, self.program) for name, text in kept if text.startswith("__main__:")
         }
-        for word in config.get("env_kwargs") or () if "env_kwargs" not in permission.given else ():
+        words = () if "env_kwargs" in permission.given else config.get("env_kwargs")
+        for word in words if isinstance(words, list | tuple) else ():
             key, _, text = str(word).partition("=@")
             if text.startswith("__main__:") and self.program != PROGRAM:
                 raise UsageError(f"{self.path}: the program passed env_kwargs {key}: give env_kwargs again")

@@ -8,7 +8,6 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,6 @@ from asyncrl.core.extras import to_install
 from asyncrl.envs import spec as spec_module
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.runtime import seeding
-from asyncrl.runtime.terminal import Screen
 from tests.support import evaluations_of, the_run
 
 HERE = __name__
@@ -195,20 +193,22 @@ def test_text_holds_all_episodes_and_their_summary(catch: Path, capsys: pytest.C
     assert out[4].endswith("mean length 9.0 steps")
 
 
+@pytest.mark.parametrize("width", [40, 80, 120])
 def test_a_narrow_table_has_whole_numbers(
-    catch: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    catch: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: int
 ) -> None:
-    """Words go on below."""
-    monkeypatch.setattr(evaluating, "Screen", partial(Screen, width=80))
+    """Words go on below, and where the terminal is narrower still it wraps the lines."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     row = {
         "run": "a/run/of-a-long-name-with-a-seed-1", "algorithm": "one_step_q", "env_id": "ALE/SpaceInvaders-v5",
         "checkpoint": "step_000010000000", "steps": 10_000_000, "policy": "sampled", "mean": -12345.67,
-        "interval": (-12400.5, -12300.25), "min": -13000, "max": -12000,
+        "interval": (-12400.5, -12300.25), "min": -13000, "max": -12000, "human_normalized": -1193.9,
     }  # fmt: skip
     evaluating.show_all([row, row], Config((catch,)))
 
     out = capsys.readouterr().out
-    for number in ("10,000,000", "-12345.67", "-12400.50 to -12300.25", "-13000", "-12000"):
+    for number in ("10,000,000", "-12345.67", "-12400.50 to -12300.25", "-13000", "-12000", "-1193.9"):
         assert number in out
     assert "\u2026" not in out
 

@@ -24,6 +24,7 @@ from asyncrl.commands import watch
 from asyncrl.commands.train import main as train
 from asyncrl.commands.watch import Reader, follow, main, sparkline
 from asyncrl.envs.environment import BadEnvironment
+from asyncrl.runtime import terminal
 from asyncrl.storage.run_folder import RunFolder
 from tests.support import status_of, the_run
 
@@ -232,6 +233,18 @@ class TestLive:
         out = capsys.readouterr().out.splitlines()
         assert "600 steps (100 %)" in out[0]
         assert out[-1].startswith("finished: total_steps reached; best evaluation ")
+
+    def test_it_is_followed_no_further_than_its_reader(self, going: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+        """After `| head -1` the command ends, though the run goes on."""
+        reading, writing = os.pipe()
+        clock = iter(range(0, 10**6, 100))
+        monkeypatch.setattr(terminal.time, "monotonic", lambda: float(next(clock)))
+        monkeypatch.setattr(watch.time, "sleep", lambda seconds: os.close(reading))
+        with os.fdopen(writing, "w") as out:
+            monkeypatch.setattr(sys, "stdout", out)
+            with pytest.raises(BrokenPipeError):
+                follow(going)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), writing)  # for what is left in the buffer
 
     def test_a_run_that_was_killed_is_not_waited_for(
         self, copied: RunFolder, capsys: pytest.CaptureFixture[str]

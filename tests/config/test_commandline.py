@@ -137,6 +137,18 @@ name = "x"
     assert config.env_kwargs == ("size=3", "name='x'")
 
 
+def test_a_toml_file_is_utf_8_with_or_without_a_byte_order_mark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the encoding of the locale; some editors write the mark."""
+    file = tmp_path / "mine.toml"
+    monkeypatch.setattr("locale.getencoding", lambda: "ascii")
+    for encoding in ("utf-8", "utf-8-sig"):
+        file.write_text('run_name = "schön"\nworkers = 3', encoding=encoding)
+        config = config_of("--config", str(file))
+        assert (config.run_name, config.workers) == ("schön", 3)
+
+
 @pytest.mark.parametrize("content", ["workers = ", "[[1]]", "a = " + 100_000 * "[", '{"a": ' + 100_000 * "["])
 def test_a_file_that_is_none_is_refused(content: str, tmp_path: Path) -> None:
     """With what is wrong with it."""

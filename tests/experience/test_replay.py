@@ -247,6 +247,27 @@ def test_another_replay_ratio_holds_from_a_resume_on(ratio: float, learnt: int) 
     assert resumed.memory.has_room(0)
 
 
+@pytest.mark.parametrize(("before", "after", "learnt"), [(10, 18, 6), (10, 50, 0), (50, 10, 2), (50, 18, 0)])
+def test_another_warm_up_holds_from_a_resume_on(before: int, after: int, learnt: int) -> None:
+    """30 steps at a ratio of 0.5: neither the learner nor the actors wait for the updates of the other warm-up.
+
+    At most 1 + 0.5 * (5 + 1 + 1) * 2 = 8 updates may be due, of (30 - after) / 2.
+    """
+    plan = replace(PLAN, actors=1, warmup_steps=before, kept=True)
+    world = World(plan)
+    world.put(0, 0, 0)
+    for _ in range(max(0, 30 - before) // 2):
+        world.memory.release()
+    state = world.memory.state()
+    assert state is not None
+
+    resumed = World(replace(plan, warmup_steps=after))
+    resumed.memory.restore(state, exactly=False)
+
+    assert resumed.memory.learnt() == learnt
+    assert resumed.memory.has_room(0)
+
+
 def test_feedback_on_what_is_overwritten_leaves_the_first_priority_of_what_came_after() -> None:
     """Also before the learner has looked again."""
     world = World(replace(BY_PRIORITY, actors=1, environments=1, capacity=30, ratio=10.0, warmup_steps=5))

@@ -422,6 +422,29 @@ def test_an_update_that_the_learner_began_and_did_not_end_shows(monkeypatch: pyt
     assert (store.updates, store.counts(LEARNER)) == (1, Counts(1))
 
 
+@pytest.mark.parametrize("before", [0, 3])
+def test_adams_bias_is_corrected_without_the_updates_that_were_lost(before: int) -> None:
+    """After the checkpoint of update `before` is put back, updates are those of a learner that made no others."""
+    clock = Clock(1, 10**6, learners=1)
+    one, other = (shared_store(torch.zeros(2), UpdateRule("adam"), 1, clock, learning_rate=0.1) for _ in range(2))
+    for store in (one, other):
+        for _ in range(before):
+            push(store, LEARNER, torch.tensor([1.0, -2.0]), 0)
+    theta, state = one.snapshot(), one.state()
+    for _ in range(50):
+        push(one, LEARNER, torch.tensor([0.5, 0.5]), 0)
+    one.lose(50)
+    one.restore(theta, state, Counts())
+
+    for store in (one, other):
+        for _ in range(4):
+            push(store, LEARNER, torch.tensor([3.0, 1.0]), 0)
+
+    torch.testing.assert_close(one.theta, other.theta)
+    assert (one.updates, one.lost) == (before + 54, 50)
+    assert torch.equal(one.state()["writer_updates"], other.state()["writer_updates"])
+
+
 @pytest.mark.parametrize(("who", "learners"), [(0, 0), (LEARNER, 2)])
 def test_one_of_several_writers_that_dies_within_an_update_tears_nothing(
     monkeypatch: pytest.MonkeyPatch, who: int, learners: int

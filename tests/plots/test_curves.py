@@ -40,6 +40,14 @@ def test_curves_are_named_by_what_differs(tmp_path: Path) -> None:
     assert label_curves([RunData(run) for run in runs]) == ["workers 2", "workers 2", "workers 4"]
 
 
+def test_settings_that_change_no_result_tell_no_runs_apart(tmp_path: Path) -> None:
+    """Three seeds, one of them tracked and watched less closely."""
+    runs = [make_run(tmp_path / f"{seed}", [0.0], seed=seed, track="", hang_seconds=60.0) for seed in (1, 2)]
+    runs.append(make_run(tmp_path / "3", [0.0], seed=3, track="wandb", track_project="x", hang_seconds=600.0))
+
+    assert len(set(label_curves([RunData(run) for run in runs]))) == 1
+
+
 def test_settings_that_differ_together_are_told_once(tmp_path: Path) -> None:
     """Two methods with defaults of their own: the method's name says it all."""
     runs = [
@@ -168,9 +176,9 @@ def test_a_legend_is_as_wide_as_the_figure_which_grows_with_it(count: int, lengt
 
 
 def test_references_lie_on_the_same_axis(tmp_path: Path) -> None:
-    """Steps in thousands like the runs'; two labels, two lines."""
+    """Steps in thousands like the runs'; two labels, two lines, of which one has a single point, which is drawn."""
     file = tmp_path / "others.csv"
-    file.write_text("label,steps,score\nthey,0,1\nthey,100000,5\nothers,0,2\n")
+    file.write_text("label,steps,score\nthey,0,1\nthey,100000,5\nothers,0,2\n", encoding="utf-8-sig")
     curve = RunData(make_run(tmp_path / "run", [0.0, 1.0]))
 
     figure = draw_curves([curve], references=read_references(file))
@@ -179,7 +187,7 @@ def test_references_lie_on_the_same_axis(tmp_path: Path) -> None:
     lines = {str(line.get_label()): line for line in axes.lines}
     assert list(lines["they"].get_xdata()) == [0.0, 100.0]
     assert list(lines["they"].get_ydata()) == [1.0, 5.0]
-    assert "others" in lines
+    assert [lines[name].get_marker() for name in ("they", "others")] == ["", "o"]
     save_figure(figure, tmp_path / "figure.png")
     assert [one.points for one in read_references(file, "steps", until=50_000)] == [[(0.0, 1.0)], [(0.0, 2.0)]]
 

@@ -114,6 +114,18 @@ def test_after_a_kill_on_this_machine_nobody_waits(file: Path) -> None:
     assert said == []
 
 
+def test_after_waiting_for_the_runs_of_a_killed_study_nobody_waits_once_more(file: Path, quick: None) -> None:
+    """The lock that was waited for says that the lease in the file is nobody's."""
+    said: list[str] = []
+    with abandoned(file) as hold:
+        fcntl.flock(hold.fileno(), fcntl.LOCK_EX)
+        run = subprocess.Popen(["sleep", "1"], pass_fds=(hold.fileno(),))
+    with held(file, said, waits="waiting"):
+        pass
+    assert run.wait(timeout=60) == 0
+    assert said == ["waiting"]
+
+
 def test_asking_takes_the_folder_from_nobody(file: Path) -> None:
     """Not even from one that resumes a killed run just then: it tries again."""
     over = threading.Event()

@@ -34,6 +34,7 @@ REFUSED = [
     (["--seeds", "0"], "--seeds must be at least 1"),
     (["--max-minutes", "-1"], "--max-minutes and --total-steps must not be negative"),
     (["--", "--workers", "3"], "--workers is set by the study itself"),
+    (["--", "--config", "mine.toml"], "the study would override settings of --config: give the other ones as flags"),
     (["--", "--no-such-flag"], "a3c Catch local"),
 ]
 

@@ -122,15 +122,6 @@ def ranks_here(environment: Mapping[str, str], ranks: int) -> int:
     return int(said[0]) if said else 1
 
 
-def refuse_program(environment: Mapping[str, str], method: str) -> None:
-    """Raise UsageError in a program that a launcher has started as a rank: each would start ranks of its own."""
-    if (launch := launched(environment)) is not None:
-        raise UsageError(
-            f"under {launch.by}, run python -m asyncrl.{method} --backend collective instead: each process of a Python "
-            "program would start its own ranks"
-        )
-
-
 def _launcher(environment: Mapping[str, str]) -> str | None:
     """Who has started this process. SLURM's plugin for PMI says the same as srun, which also knows the hosts."""
     said = {by: [environment.get(name) for name in names[:2]] for by, names in LAUNCHERS.items()}
