@@ -184,13 +184,14 @@ def _take_turns(run: Run, turns: Turns, monitor: Monitor, view: View, signals: S
     evaluate_if_due()  # the run may have been stopped while it evaluated
     running = set(range(len(names)))
     while running:
-        turn = turns.next()
-        if turn not in running:
-            continue
-        if next(turns.roles[turn].loop, ENDED) is ENDED:
-            running.discard(turn)
-            clock.enter(names[turn], ENDED)
-        evaluate_if_due()
+        if signals.first is None:  # or it was stopped in the evaluation above
+            turn = turns.next()
+            if turn not in running:
+                continue
+            if next(turns.roles[turn].loop, ENDED) is ENDED:
+                running.discard(turn)
+                clock.enter(names[turn], ENDED)
+            evaluate_if_due()
         if monitor.look():
             view.show(monitor.summary)
         if signals.first is not None:

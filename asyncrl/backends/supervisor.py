@@ -148,6 +148,8 @@ class Supervisor:
             if (outcome := self._note_end(slot)) is not None:
                 return outcome
         for slot in self.slots:
+            if slot.incarnation and self._run.handles.clock.phase(slot.number) == BUILDING and self._over(slot):
+                self._close(slot)  # a successor that comes too late
             if slot.process is None or (trouble := self._trouble_with(slot)) is None:
                 continue
             if (outcome := self._end_hanging(slot, slot.process, trouble)) is not None:
@@ -220,9 +222,9 @@ class Supervisor:
 
     def _lose(self, slot: Slot, cause: str) -> None:
         """Note a loss: a successor starts after a pause, unless there were too many."""
-        self._close(slot)
-        if slot in self.learners:
+        if slot in self.learners:  # before others see that it has ended, and evaluate theta
             cause += self._restore_if_torn()
+        self._close(slot)
         slot.incarnation += 1
         budget = self._run.spec.config.worker_restarts
         if self._over(slot):

@@ -112,15 +112,19 @@ class Pending:
     """Whether something is still to be pushed."""
 
     def state(self) -> dict[str, Any]:
-        """What a pending update consists of: the gradient, or the rollout from which it will be computed."""
-        pending = self.gradient.clone() if self.private_copy else cast(Rollout, self.rollout).as_dict()
+        """What a pending update consists of: the gradient, or the rollout from which it will be computed.
+
+        The gradient is stored as bytes: it need not be finite, since the push looks at that.
+        """
+        rollout = None if self.private_copy else cast(Rollout, self.rollout).as_dict()
+        pending = rollout or self.gradient.clone().view(torch.uint8)
         numbers = {"steps": self.steps, "pulled": self.pulled, "version": self.version, "loss": self.loss}
         return {"pending": pending, **numbers}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore what `state` returned."""
         if self.private_copy:
-            self.gradient.copy_(state["pending"])
+            self.gradient.copy_(state["pending"].clone().view(torch.float32))
         else:
             self.rollout = Rollout.from_dict(state["pending"])
         self.steps, self.pulled, self.version = state["steps"], state["pulled"], state["version"]

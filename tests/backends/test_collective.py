@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +22,19 @@ import torch
 from asyncrl import api
 from asyncrl.api import resume
 from asyncrl.backends.collective import board
+from asyncrl.backends.collective.ranks import beginning_of, spec_from
 from asyncrl.commands.train import main
 from asyncrl.config.run_config import RunConfig
 from asyncrl.core.errors import UsageError
+from asyncrl.core.spaces import Spaces
+from asyncrl.runtime.run import Run
 from asyncrl.storage.checkpoints import load_newest
+from asyncrl.storage.files import plain
 from asyncrl.storage.records import read_records
 from tests.backends.meeting import boards_of
 from tests.backends.test_seals import KEYS, write_as_stranger
 from tests.faults.running import SECONDS, environment_of, running
-from tests.support import evaluations_of, free_port, status_of, the_run
+from tests.support import evaluations_of, free_port, make_run, status_of, the_run
 
 CATCH = ("--env-id", "Catch", "--backend", "collective", "--quiet", "--evaluation-episodes", "4")
 HOST = socket.gethostname()
@@ -44,6 +49,20 @@ def counted(run: Path) -> dict[str, Any]:
         "steps": sum(row["worker_steps"] for own in rows for row in own),
         "updates": [sum(row.get("updates", 0) for row in own) for own in rows],
     }
+
+
+def test_launched_ranks_hear_all_of_a_runs_description(tmp_path: Path) -> None:
+    """By JSON; here of an environment whose observations have parts."""
+    run = make_run(tmp_path, "a3c")
+    parts = Spaces((5,), "float32", 3), Spaces((1, 2, 2), "uint8", 3, kind="screen")
+    spec = replace(run.spec, spaces=Spaces((9,), "float32", 3, kind="screen", parts=parts))
+    run.handles.store.lose(7)
+
+    told = json.loads(json.dumps(plain(beginning_of(Run(spec, run.handles)))))
+
+    heard = spec_from(told, spec.algorithm)
+    assert (heard.config, heard.spaces, heard.layout) == (spec.config, spec.spaces, spec.layout)
+    assert told["lost"] == 7
 
 
 @pytest.mark.slow

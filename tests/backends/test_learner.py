@@ -13,10 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from asyncrl.backends.outcome import failed
 from asyncrl.backends.ray.arrivals import Arrivals
 from asyncrl.backends.ray.host import Host
 from asyncrl.backends.ray.learner import LearnerHost, filling
 from asyncrl.backends.ray.reports import LEFT, Seen
+from asyncrl.core.errors import NotFinite
 from asyncrl.experience.replay import Replay
 from asyncrl.parameters.shards import State, beginning
 from asyncrl.runtime.clock import BUILDING, FINISH, GO_ON, READY
@@ -234,6 +236,27 @@ def test_actors_wait_for_a_learner_that_does_not_learn(tmp_path: Path) -> None:
     drive.until(lambda: host.handles.clock.steps > full)
     drive.finish()
     learner.forget()
+
+
+def test_gradients_that_are_not_finite_end_the_run_with_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on one machine, without a traceback; the file with the last rollout is sent to the driver."""
+
+    def build(run: Run, **_: Any) -> Any:
+        run.spec.folder.culprit_file("learner").write_bytes(b"rollout")
+        raise NotFinite("10 gradients in a row were not finite")
+
+    monkeypatch.setattr("asyncrl.backends.ray.learner.build_learner", build)
+    run = run_of(tmp_path, "impala", hosts=1)
+    learner = LearnerHost(run.spec)
+    fill(learner, run)
+    learner._thread.join(SECONDS)
+    seen = learner.look(0, False, GO_ON, [READY])
+    learner.forget()
+
+    assert seen.outcome == failed("learner: 10 gradients in a row were not finite")
+    assert [facts[1] for kind, *facts in seen.news if kind == "file"] == [b"rollout"]
 
 
 def test_a_learner_that_is_still_being_built_tells_for_how_long(

@@ -15,8 +15,11 @@ import psutil
 import pytest
 from torch import Tensor
 
+from asyncrl.backends.supervisor import Supervisor
 from asyncrl.core.updates import UpdateRule
 from asyncrl.parameters.shared import SharedStore
+from asyncrl.runtime.clock import RUNNING
+from asyncrl.runtime.protocols import LEARNER
 from asyncrl.runtime.run import Run
 from asyncrl.storage.checkpoints import find, load_newest
 from asyncrl.storage.records import read_records
@@ -213,13 +216,24 @@ def deadly_run(folder: Path, trouble: str, **settings: Any) -> Run:
     return replace(run, handles=replace(run.handles, store=store))
 
 
-def test_a_learner_that_died_within_an_update_is_followed_from_the_newest_checkpoint(tmp_path: Path) -> None:
-    """Nobody goes on with half an update, and the supervisor's records say so."""
+def test_a_learner_that_died_within_an_update_is_followed_from_the_newest_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody goes on with half an update, and the supervisor's records say so; nor does the evaluator see it ended."""
     run = deadly_run(tmp_path, "dies")
+    restore, phases = Supervisor._restore_if_torn, []
+
+    def note(self: Supervisor) -> str:
+        if run.handles.store.torn:
+            phases.append(run.handles.clock.phase(LEARNER))
+        return restore(self)
+
+    monkeypatch.setattr(Supervisor, "_restore_if_torn", note)
 
     outcome = outcome_of(run)
 
     assert outcome.state == "finished", outcome
+    assert phases == [RUNNING]
     folder = run.spec.folder.path
     events = [row for row in read_records(folder / "supervisor.jsonl") if row.get("event") == "restarted"]
     assert [(event["who"], event["cause"]) for event in events] == [

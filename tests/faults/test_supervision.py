@@ -177,6 +177,34 @@ def slow():
     assert status_of(run)["worker_restarts"][0] == len(causes)
 
 
+def test_the_end_waits_for_no_successor_that_is_still_being_built(tmp_path: Path) -> None:
+    """Worker 0 is killed, and its successor hangs in making its environment when the run reaches its end."""
+    source = (
+        CARTPOLE.format(
+            trouble=f"""if multiprocessing.current_process().name == "worker-00" and Env.steps == 100:
+            first({str(tmp_path / "killed")!r})
+            os.kill(os.getpid(), 9)
+        if multiprocessing.current_process().name == "worker-01" and Env.steps == 200:
+            while not os.path.exists({str(tmp_path / "again")!r}): time.sleep(0.01)"""
+        )
+        + f"""
+import multiprocessing
+def late():
+    if multiprocessing.current_process().name == "worker-00" and os.path.exists({str(tmp_path / "killed")!r}):
+        first({str(tmp_path / "again")!r})
+        time.sleep(10_000)
+    return make()
+"""
+    )
+    words = [word.replace("module:make", "module:late") for word in MODULE]
+    words += ["--total-steps", "1000", "--evaluation-episodes", "1", "--hang-seconds", "100000"]
+    with running(tmp_path / "runs", *words, env=environment_of(tmp_path, source)) as run:
+        run.ends_with(0)
+
+        assert [event["who"] for event in losses(run)] == [0]
+        assert run.status["reason"] == "total_steps reached"
+
+
 def test_a_stopped_worker_is_replaced_though_it_can_leave_no_stack(tmp_path: Path) -> None:
     """SIGSTOP: it answers nothing."""
     with training(tmp_path, "--hang-seconds", "2") as run:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
@@ -74,6 +75,20 @@ def worker_of(
         telemetry = Telemetry(rank, clock, writer, 1e9, collector, private_copy)
         turn = Pending(torch.empty_like(replica.theta), private_copy)
         yield from actor_learner(rank, agent, replica, rollouts(), store, clock, telemetry, turn)
+
+
+@pytest.mark.parametrize("number", [1.5, float("nan"), float("inf")])
+def test_a_pending_gradient_is_kept_as_it_is(number: float) -> None:
+    """Also one that is not finite, which only the push drops: a checkpoint holds finite numbers and bytes."""
+    pending, again = (Pending(torch.zeros(2)) for _ in range(2))
+    pending.gradient[1], pending.steps = number, 5
+
+    state = pending.state()
+    again.restore(state)
+
+    assert torch.isfinite(state["pending"]).all()
+    assert torch.equal(again.gradient.view(torch.uint8), pending.gradient.view(torch.uint8))
+    assert (again.steps, again.waiting) == (5, True)
 
 
 def test_the_loop_is_the_pseudo_code(tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ class Leader:
         self._hosts = {rank: hello["host"] for rank, hello in hellos.items()}
         board.put("answer", beginning_of(run))
         self._exchanges = Exchanges(board, run.spec.config.collective_timeout_seconds, self._signals)
-        connect(run.handles, self._exchanges, 0, run.handles.store.counts())
+        connect(run.handles, self._exchanges, 0, run.handles.store.counts(), run.handles.store.lost)
         with contextlib.ExitStack() as stack:
             self._writers = {rank: RecordWriter(run.spec.folder.worker_file(rank)) for rank in range(1, board.size)}
             roles = [stack.enter_context(contextlib.closing(build_worker(run, 0)))]

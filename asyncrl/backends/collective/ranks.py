@@ -57,6 +57,7 @@ def beginning_of(run: Run) -> Beginning:
         "steps": handles.clock.steps,
         "seconds": handles.clock.seconds,
         "counts": handles.store.counts(),
+        "lost": handles.store.lost,
     }
 
 
@@ -65,6 +66,8 @@ def spec_from(told: Beginning, algorithm: str) -> RunSpec:
     config = from_plain(algorithm_of(algorithm).Config, told["config"])
     layout = tuple((name, tuple(shape)) for name, shape in told["layout"])
     folder, spaces = RunFolder(Path(told["folder"])), from_plain(Spaces, told["spaces"])
+    parts: Any = spaces.parts
+    spaces = dataclasses.replace(spaces, parts=tuple(from_plain(Spaces, part) for part in parts))
     return RunSpec(algorithm, config, EnvSpec.of(config), spaces, folder, layout, told["part"])
 
 
@@ -83,10 +86,10 @@ def share(spec: RunSpec, theta: Tensor, steps: int = 0, seconds: float = 0.0, ra
     return Handles(store, clock, RunMoments(config.workers, spec.moments_size, rank=True), experience, agreement)
 
 
-def connect(handles: Handles, exchanges: Exchanges, rank: int, counts: Counts) -> None:
+def connect(handles: Handles, exchanges: Exchanges, rank: int, counts: Counts, lost: int) -> None:
     """Connect the store and the experience to the transport, and copy rank 0's initial state to every rank.
 
-    That is parameters, statistics, target and moments.
+    That is parameters, statistics, target and moments; `counts` and the number of `lost` updates are rank 0's as well.
     """
     store, moments = handles.store, handles.moments
     theta, state, seen = store.snapshot(), store.state(), moments.state()
@@ -94,6 +97,7 @@ def connect(handles: Handles, exchanges: Exchanges, rank: int, counts: Counts) -
         exchanges.broadcast(tensor)
     if rank != 0:
         store.restore(theta, state, counts)
+        store.lose(lost)
         moments.restore(seen)
     cast(Replicas, store).connect(exchanges.reduce)
     if isinstance(handles.experience, Gathered):
@@ -166,7 +170,7 @@ def _take_part(board: Board, signals: Signals, spec_of: Callable[[Beginning], Ru
         with closing(Exchanges(board, seconds, signals)) as exchanges:
             size = sum(int(torch.Size(shape).numel()) for _, shape in spec.layout)
             handles = share(spec, torch.zeros(size), told["steps"], told["seconds"], board.rank)
-            connect(handles, exchanges, board.rank, Counts(*told["counts"]))
+            connect(handles, exchanges, board.rank, Counts(*told["counts"]), told["lost"])
             return _work(Run(spec, handles), board, exchanges, signals)
     except (RanksLost, DistError) as error:
         _await_end(board, error, max(0.0, board.came + seconds - time.monotonic()))

@@ -29,7 +29,7 @@ from asyncrl.backends.ray.arrivals import Arrivals, Delivery, Rollouts
 from asyncrl.backends.ray.memory import RemoteReplay
 from asyncrl.backends.ray.reports import KINDS, LEFT, Journal, Seen, Statistics
 from asyncrl.core.devices import CPU, require_device
-from asyncrl.core.errors import UsageError
+from asyncrl.core.errors import NotFinite, UsageError
 from asyncrl.core.moments import merge
 from asyncrl.experience.batches import Batches
 from asyncrl.experience.replay import Replay
@@ -207,10 +207,12 @@ class LearnerHost(Server):
             self._outcome = LEFT
         except UsageError as error:
             self._outcome = failed(str(error))
-        except BaseException as error:  # of user code, SystemExit too
+        except NotFinite as error:
             culprit = self._spec.folder.culprit_file(name)
             with contextlib.suppress(OSError):
                 self._journal.tell("file", culprit.name, culprit.read_bytes())
+            self._outcome = failed(f"{name}: {error}")
+        except BaseException as error:  # of user code, SystemExit too
             self._outcome = failed(f"{name} raised {type(error).__name__}: {error}", format_exc())
 
 
