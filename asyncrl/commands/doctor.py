@@ -166,8 +166,8 @@ def main(words: Sequence[str]) -> int:
     return code
 
 
-def find(config: Config, launch: Launch | None, words: Sequence[str]) -> list[Finding]:
-    """All findings. Raises UsageError for an algorithm or an environment that cannot be used at all."""
+def plan_of(config: Config) -> Plan:
+    """The run to be checked. Raises UsageError for an algorithm or an environment that cannot be used at all."""
     algorithm = catalog.module_of(config.algorithm)
     load(algorithm)
     spec = EnvSpec(config.env_id, config.env_kwargs, action_masks=config.action_masks)
@@ -177,6 +177,18 @@ def find(config: Config, launch: Launch | None, words: Sequence[str]) -> list[Fi
     plan.check()
     wished = dataclasses.replace(plan.config, backend=config.backend)
     backend_of(wished).refuse(dataclasses.replace(plan, config=wished))
+    return plan
+
+
+def find(config: Config, launch: Launch | None, words: Sequence[str]) -> list[Finding]:
+    """All findings. Raises UsageError for an algorithm or an environment that cannot be used at all."""
+    try:
+        plan = plan_of(config)
+    except UsageError:
+        if launch is not None:
+            group.turn_away(launch, words)
+        raise
+    algorithm = plan.algorithm
     parameters = initial_parameters(plan)[0].numel()
     found = []
     to_fit = plan

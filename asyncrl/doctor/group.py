@@ -24,6 +24,7 @@ from asyncrl.backends.collective.exchanges import Exchanges
 from asyncrl.backends.collective.launch import LOOPBACK, Launch
 from asyncrl.backends.outcome import Signals
 from asyncrl.core.devices import usable_cores
+from asyncrl.core.errors import UsageError
 from asyncrl.core.output import print_line
 from asyncrl.doctor import Finding, advise, judge
 from asyncrl.runtime.threads import before_start
@@ -70,11 +71,25 @@ def examine(launch: Launch, words: Sequence[str], parameters: int) -> list[Findi
     board = board_of(launch)
     try:
         return _examined(board, launch.by, words, parameters)
-    finally:  # the other ranks leave
-        with contextlib.suppress(RuntimeError):
-            if board.get("measure") is None:
-                board.put("measure", 0)
-            board.await_ended()
+    finally:
+        _dismiss(board)
+
+
+def turn_away(launch: Launch, words: Sequence[str]) -> None:
+    """Rank 0 has nothing to examine: the other ranks leave once they have come, instead of waiting for it."""
+    with contextlib.suppress(UsageError, RanksLost):
+        board = board_of(launch)
+        greet(board, words)
+        board.await_hellos()
+        _dismiss(board)
+
+
+def _dismiss(board: Board) -> None:
+    """The other ranks leave."""
+    with contextlib.suppress(RuntimeError):
+        if board.get("measure") is None:
+            board.put("measure", 0)
+        board.await_ended()
 
 
 def _examined(board: Board, by: str, words: Sequence[str], parameters: int) -> list[Finding]:

@@ -819,20 +819,37 @@ class TestGroup:
         assert group.judge_exchanges(1000, [0.001] * 3, [0.06] * 3)[0].verdict == "ok"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("words", "verdict"), [((), "ok"), (("--seed", "7"), "FAIL")])
-def test_a_group_of_ranks_is_examined(words: tuple[str, ...], verdict: str) -> None:
-    """Rank 1 started by hand, as a launcher would, with the words of rank 0 or others; rank 0 prints."""
+def two_ranks(*words: str, more: tuple[str, ...] = ()) -> list[subprocess.Popen[str]]:
+    """The doctor as a launcher would start it twice; rank 1 has `more` words."""
     place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     place["ASYNCRL_SECRET"] = secrets.token_hex(16)
-    command = [sys.executable, "-m", "asyncrl", "doctor", "--env-id", "Catch", "--steps", "10", "--json"]
-    ranks = [
+    return [
         subprocess.Popen(
-            [*command, *(words if rank else ())], stdout=subprocess.PIPE, text=True,
+            [sys.executable, "-m", "asyncrl", "doctor", *words, *(more if rank else ())],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             env=os.environ | place | {"RANK": str(rank), "OMP_NUM_THREADS": "16"},
         )
         for rank in range(2)
     ]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_ranks_do_not_wait_for_a_rank_0_that_has_nothing_to_examine() -> None:
+    """It says why in one line, and the others end at once, in silence."""
+    ranks = two_ranks("--backend", "collective", "--env-id", "NoSuch-v0")
+    said = [rank.communicate(timeout=240) for rank in ranks]
+
+    assert [rank.returncode for rank in ranks] == [2, 0]
+    assert "NoSuch" in said[0][1]
+    assert len(said[0][1].splitlines()) == 1
+    assert said[1] == ("", "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("words", "verdict"), [((), "ok"), (("--seed", "7"), "FAIL")])
+def test_a_group_of_ranks_is_examined(words: tuple[str, ...], verdict: str) -> None:
+    """Rank 1 started by hand, as a launcher would, with the words of rank 0 or others; rank 0 prints."""
+    ranks = two_ranks("--env-id", "Catch", "--steps", "10", "--json", more=words)
     said = [rank.communicate(timeout=240)[0] for rank in ranks]
 
     checks = {check["check"]: check for check in json.loads(said[0])["checks"]}
