@@ -13,7 +13,7 @@ RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev \
     && pip install --no-cache-dir -c constraints.txt ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} -e . \
     && apt-get purge -y --auto-remove gcc libc6-dev && rm -rf /var/lib/apt/lists/*
 
-# Environments and pages of your own are found here; runs are written to /work/runs.
+# Put your own environments and algorithms here; runs are written to /work/runs.
 WORKDIR /work
 ENV PYTHONPATH=/work
 
