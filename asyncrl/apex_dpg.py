@@ -23,6 +23,7 @@ Policy and critic are parts of one theta, and one update moves both. The loops a
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -56,8 +57,11 @@ class Layers(Reducible):
         super().__init__()
         self.hidden = linear_layers(sizes[:-1])
         self.output = nn.Linear(sizes[-2], sizes[-1])
-        self._layers = [*parameters_of(self.hidden), (self.output.weight, self.output.bias)]
         self._activation = activation
+
+    @cached_property
+    def _layers(self) -> list[tuple[Tensor, Tensor]]:  # at the first pass: until then layers may be replaced
+        return [*parameters_of(self.hidden), (self.output.weight, self.output.bias)]
 
     def large(self) -> nn.Module:
         """The hidden layers."""

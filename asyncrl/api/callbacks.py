@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from asyncrl.api.training import Ended
 from asyncrl.backends.outcome import Signals
@@ -171,7 +172,8 @@ class Calls:
             return
         name = method if isinstance(callback, _Functions) else f"{type(callback).__name__}.{method}"
         try:
-            result = getattr(callback, method)(run, *arguments)
+            with torch.set_grad_enabled(torch.is_grad_enabled()):  # it may turn gradients off to play
+                result = getattr(callback, method)(run, *arguments)
             if isinstance(result, bool | np.bool_) and not result:
                 run.stop(f"{name} returned False")
         except BaseException as error:

@@ -18,11 +18,13 @@ from asyncrl.algorithm import Algorithm, load
 from asyncrl.api.resume import stored_config
 from asyncrl.backends.handles import shared
 from asyncrl.backends.restoring import check_fits, flat_parameters, restore
+from asyncrl.config.run_config import RunConfig
+from asyncrl.config.settings import settings_for
 from asyncrl.core.errors import UsageError
 from asyncrl.core.output import print_line
 from asyncrl.core.rollout import State
 from asyncrl.core.spaces import Spaces
-from asyncrl.core.user_code import watched
+from asyncrl.core.user_code import user_code, watched
 from asyncrl.doctor.room import check_shared_memory, demand, shared_bytes
 from asyncrl.envs.environment import BadEnvironment, Environment, close_all
 from asyncrl.envs.spec import EnvSpec
@@ -100,6 +102,9 @@ def load_run(
     settings that replace the run's, and says what its folder may import.
     Raises UsageError when the run, its checkpoint or its environment cannot be used.
     """
+    seed = settings_for(RunConfig, {"seed": seed})["seed"]
+    if greedy not in (None, True, False):
+        raise UsageError(f"greedy must be True, False or None, got {greedy!r}")
     folder = RunFolder.open(path)
     stored = read_stored(folder.config_file)
     algorithm = stored.usable_algorithm(permission)
@@ -114,7 +119,8 @@ def load_run(
         environment = change(EnvSpec.of(settings))
         spaces = environment.probe()
         plan = Plan(algorithm, settings, environment, spaces)
-        _, layout = initial_parameters(plan)
+        with user_code(f"{algorithm}'s network"):
+            _, layout = initial_parameters(plan)
     found = load_checkpoint(folder, checkpoint)
     env_id = stored.config.get("env_id", settings.env_id)  # the same environment, if it is called otherwise here
     check_fits(found, algorithm, env_id, settings.optimizer, layout)

@@ -8,7 +8,6 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 
 from asyncrl.api.advice import as_typed, best_in_words
 from asyncrl.api.playing import Loaded, load_run
-from asyncrl.api.runs import Run, random_numbers_kept
+from asyncrl.api.runs import Run, folder_of, random_numbers_kept
 from asyncrl.catalog import name_of
 from asyncrl.config.run_config import RunConfig
 from asyncrl.config.settings import settings_for
@@ -186,7 +185,7 @@ def load(
     another program may have handed over. Code named by somebody else's folder is imported only with `trust`. Raises
     UsageError.
     """
-    path = Path(run)
+    path = folder_of(run)
     with one_thread(), random_numbers_kept():
         own = {"env_id": env_id, "env_kwargs": env_kwargs, "network": network}
         given = settings_for(RunConfig, {name: value for name, value in own.items() if value is not None})

@@ -90,7 +90,8 @@ class Request:
             with user_code(f"{algorithm}'s preset()"):
                 name = self._preset(method, first, spaces)
                 preset = method.preset(name, spaces) | {"preset": name}
-            config = self._on(self.config) if self.config else method.Config(**preset | self.settings)
+            with user_code(f"{algorithm}'s Config"):
+                config = self._on(self.config) if self.config else method.Config(**preset | self.settings)
         if resume or EnvSpec.of(config) != spec:
             spec, spaces = look_at(algorithm, config)
         # Described from the probed spaces: describing must not create another environment.

@@ -96,13 +96,13 @@ def check_place(run: Path, settings: Mapping[str, Any]) -> None:
         raise UsageError("--run-name and --runs-dir are for a new run: a run that is resumed stays in its folder")
 
 
-def _refuse_links(run: RunFolder) -> None:
-    """Raise UsageError if somebody else's run would write into folders that are no part of it."""
-    for folder in (run.checkpoints, run.tensorboard):
-        if folder.is_symlink() and not read_stored(run.config_file).is_own:
+def refuse_links(run: RunFolder) -> None:
+    """Raise UsageError if somebody else's run would write to places that are no part of it."""
+    for path in (run.checkpoints, run.tensorboard, run.store_lock):
+        if path.is_symlink() and not read_stored(run.config_file).is_own:
             raise UsageError(
-                f"{run.path} was created by somebody else or on another machine, and its {folder.name} is a link to "
-                f"{os.readlink(folder)}: replace the link by a copy"
+                f"{run.path} was created by somebody else or on another machine, and its {path.name} is a link to "
+                f"{os.readlink(path)}: replace the link by a copy"
             )
 
 
@@ -110,7 +110,7 @@ def load_for_resume(algorithm: str, config: RunConfig, layout: Layout) -> Checkp
     """The newest valid checkpoint of the run to resume. Raises UsageError if there is none that fits."""
     try:
         run = RunFolder.open(Path(config.resume))
-        _refuse_links(run)
+        refuse_links(run)
         checkpoint, skipped = checkpoints.load_newest(run.checkpoints, set_aside=True)
     except BadCheckpoint as error:
         raise UsageError(f"nothing to resume in {config.resume}: {error}") from None

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
 import torch
 
 from asyncrl.api.training import Ended
@@ -79,7 +80,7 @@ class Run:
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Run:
         """The run in a folder, whatever its state. Raises UsageError for a folder without a run or its status.json."""
-        folder = RunFolder.open(Path(path))
+        folder = RunFolder.open(folder_of(path))
         status = read_status(folder.path)
         try:
             return cls(folder.path, *(status[name] for name in ("state", "reason", "best_score", "steps")))
@@ -94,8 +95,8 @@ class Run:
         self, episodes: int = 10, seed: int = 0, checkpoint: str = "best", greedy: bool | None = None
     ) -> Result:
         """Play whole episodes with the learnt policy; `greedy` None: as in its own evaluations. Raises UsageError."""
-        if episodes < 1:
-            raise UsageError(f"episodes must be at least 1, got {episodes}")
+        if not isinstance(episodes, int | np.integer) or episodes < 1:
+            raise UsageError(f"episodes must be a whole number of at least 1, got {episodes!r}")
         from asyncrl.api.playing import load_run, play_run
 
         with one_thread(), random_numbers_kept():
@@ -108,6 +109,13 @@ class Run:
     def records(self) -> Rows[dict[str, Any]]:
         """Its progress, a row every two seconds: returns, speed, losses (docs/metrics.md, supervisor.jsonl)."""
         return Rows(row for row in read_records(RunFolder(self.path).supervisor_file) if "event" not in row)
+
+
+def folder_of(run: str | os.PathLike[str]) -> Path:
+    """The path of a run's folder. Raises UsageError for what is no path."""
+    if not isinstance(run, str | os.PathLike):
+        raise UsageError(f"a run is given by its folder, got {run!r}")
+    return Path(run)
 
 
 def run_of(ended: Ended) -> Run:

@@ -30,7 +30,7 @@ def shared(
     A run that does not train needs no room for rollouts. `shards`: those that apply gradients.
     """
     config, clock = spec.config, clock_of(spec, steps, seconds)
-    lock_file = str(spec.folder.path / "store.lock") if config.update == "locked" else None
+    lock_file = str(spec.folder.store_lock) if config.update == "locked" else None
     if shards:
         from asyncrl.parameters.pushing import PushingStore
 

@@ -68,6 +68,7 @@ def await_last_evaluation(
     outcome: Outcome, supervisor: Supervisor, monitor: Monitor, view: View, signals: Signals
 ) -> Outcome:
     """The workers have finished with this outcome; evaluate the final parameters unless a signal asks to stop."""
+    monitor.run.handles.clock.halt()
     while not supervisor.evaluator_ended():
         if (end := look_after(supervisor, monitor, view, signals)) is not None:
             return outcome if end.state == "stopped" else end

@@ -125,7 +125,9 @@ class Child:
         if kind in (DISK_FULL, DISK_FAILS):
             return End(kind, f"could not save a checkpoint: the disk is {'full' if kind == DISK_FULL else 'failing'}")
         try:
-            text = self.folder.traceback_file(self.name).read_text(encoding="utf-8", errors="replace")
+            file = self.folder.traceback_file(self.name)
+            with open(file, encoding="utf-8", errors="replace", opener=unlinked) as opened:
+                text = opened.read()
         except OSError:
             return End(kind, "raised an exception that could not be passed on")
         return End(kind, f"raised {last_line(text)}", text)

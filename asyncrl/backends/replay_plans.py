@@ -32,6 +32,7 @@ def memory_plan(plan: Plan, place: tuple[int, ...] = (0,)) -> ReplayPlan:
         config.checkpoint_replay,
         plan.bundled,
         config.workers if plan.bundled else plan.learners,
+        config.backend == "serial",
     )
 
 

@@ -15,6 +15,7 @@ from asyncrl.backends.handles import shared as share  # noqa: F401  (as every ba
 from asyncrl.backends.outcome import Outcome, Signals, finished, stopped
 from asyncrl.config.run_config import RunConfig, to_plain
 from asyncrl.core.errors import UsageError
+from asyncrl.core.user_code import watched
 from asyncrl.runtime.clock import ENDED, FINISH, RUNNING
 from asyncrl.runtime.evaluator import Evaluator
 from asyncrl.runtime.monitor import Monitor, View, no_state
@@ -32,7 +33,7 @@ def refuse(plan: Plan) -> None:
 
 def run(run: Run, monitor: Monitor, view: View, signals: Signals) -> Outcome:
     """Follow the run to its end in this process."""
-    with ExitStack() as stack:
+    with watched(run.spec.config.hang_seconds), ExitStack() as stack:
         # Each worker is closed whatever happens: that is when it writes its last row.
         roles = [stack.enter_context(closing(build_worker(run, worker))) for worker in range(run.spec.config.workers)]
         learners = run.handles.clock.learners
@@ -200,6 +201,7 @@ def _take_turns(run: Run, turns: Turns, monitor: Monitor, view: View, signals: S
         if monitor.verdict() is not None:
             clock.stop(FINISH)
     reason = monitor.verdict() or "total_steps reached"
+    clock.halt()
     if not evaluator.evaluated_last():
         evaluator.evaluate()
         monitor.look_at_evaluations()  # it may have reached the score

@@ -25,7 +25,7 @@ from asyncrl.runtime.evaluator import cut_in_words
 from asyncrl.runtime.terminal import Screen, shown
 from asyncrl.storage import checkpoints
 from asyncrl.storage.run_folder import RunFolder
-from asyncrl.studies.scores import SOURCES, Reference, Score, Total, human_normalized, totals
+from asyncrl.studies.scores import SOURCES, Reference, Score, Total, game_of, human_normalized, totals
 
 
 @dataclass(frozen=True)
@@ -117,6 +117,8 @@ def play_what(run: Path, checkpoint: str, config: Config) -> Result:
     def change(spec: EnvSpec) -> EnvSpec:
         if config.protocol == "no-op-starts":
             spec = no_op_starts(spec)
+        if config.human != "no-op" and game_of(spec.env_id) is None:
+            raise UsageError(f"--human is for Atari games with published scores, not for {spec.env_id}: leave it out")
         return with_pictures(spec) if config.video else spec
 
     loaded = config.play(run, checkpoint, change)

@@ -9,6 +9,16 @@ from itertools import accumulate
 import torch
 from torch import Tensor, nn
 
+from asyncrl.core.errors import UsageError
+
+
+def check_shareable(network: nn.Module, name: str) -> None:
+    """Raise UsageError unless float32 parameters are all that a network has: nothing else is shared and saved."""
+    if any(True for _ in network.buffers()):
+        raise UsageError(f"{name} has buffers, as batch norm does; only parameters are shared")
+    if any(parameter.dtype != torch.float32 for parameter in network.parameters()):
+        raise UsageError(f"{name} has parameters that are not float32")
+
 
 def flatten_parameters(network: nn.Module) -> Tensor:
     """Move the parameters of `network` into one new flat float32 vector `[P]` and make them views of it.

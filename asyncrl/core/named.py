@@ -173,6 +173,8 @@ def _unpack(name: str, content: bytes) -> Any:
 
 
 def _imported(name: str, module: str, attribute: str) -> Any:
+    if not module.strip() or module.startswith("."):
+        raise UsageError(f"{name} names no module: write module:{attribute}, such as my_package.my_module:{attribute}")
     try:
         thing = getattr(importlib.import_module(module), attribute, None)
     except Exception as error:

@@ -102,6 +102,12 @@ def user_code(
             at(outer)
 
 
+def announce(whose: str, where: str) -> None:
+    """Tell whoever watches this thread that it calls user code now, for code that needs no more care."""
+    if _place.at is not None:
+        _place.at(f"{whose}'s {where}" if where else "")
+
+
 def changed() -> frozenset[str]:
     """The switches that user code has changed in this process so far, and that were put back."""
     return frozenset(_changed)
@@ -302,6 +308,11 @@ def _set_recursion_limit(limit: int) -> None:
         sys.setrecursionlimit(limit)
 
 
+def _opencv_threads() -> int:
+    """One, too, if nobody has imported it: so it is to be when somebody does."""
+    return int(sys.modules["cv2"].getNumThreads()) if "cv2" in sys.modules else 1
+
+
 @dataclass(frozen=True)
 class _Switch:
     """Something that is set for the whole process."""
@@ -329,6 +340,8 @@ def _switches() -> dict[str, _Switch]:
         "warnings that are errors": _Switch(_errors, _leave_errors, matters=False),
         "Python's recursion limit": _Switch(sys.getrecursionlimit, _set_recursion_limit),
         "numpy's error handling": _Switch(np.geterr, lambda kinds: np.seterr(**kinds)),
+        "torch's threads": _Switch(torch.get_num_threads, torch.set_num_threads, matters=False),
+        "OpenCV's threads": _Switch(_opencv_threads, lambda n: sys.modules["cv2"].setNumThreads(n), matters=False),
         "torch's default dtype": _Switch(torch.get_default_dtype, torch.set_default_dtype),
         "torch's default device": _Switch(torch.get_default_device, put_device),
         "torch's gradient recording": _Switch(torch.is_grad_enabled, torch.set_grad_enabled),

@@ -109,7 +109,8 @@ def _random_steps(environment: Environment, steps: int, seed: int, step_cap: int
             problem = one_line(error)
     if native:
         yield _rules(warned, done)
-    figure = f"{done} steps, {len(scores)} episodes, first return {scores[0]:g}"
+    whole = scores[:-1]  # the last one goes on
+    figure = f"{done} steps, {len(whole)} episodes" + (f", first return {whole[0]:g}" if whole else "")
     figure = f"after {done} steps: {problem}" if problem else figure
     remedy = "correct the environment: one such step ends a worker, or corrupts the shared network for all of them"
     yield judge("random steps", not problem and done > 0, figure, remedy)

@@ -12,6 +12,7 @@ import importlib.util
 import logging
 import re
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, cast
@@ -26,7 +27,7 @@ from asyncrl.core.extras import to_install
 from asyncrl.core.named import find
 from asyncrl.core.output import clean
 from asyncrl.core.spaces import Spaces
-from asyncrl.core.user_code import Own, is_name, say, user_code, watched
+from asyncrl.core.user_code import Own, announce, is_name, say, user_code, watched
 from asyncrl.envs.action_masks import WithMask, with_mask
 from asyncrl.envs.encoders import (
     Encoder,
@@ -124,6 +125,7 @@ class GymnasiumEnvironment:
 
     def close(self) -> None:
         """Close the environment. Nothing depends on it any more: what it raises is ignored, and what hangs is left."""
+        _open.pop(id(self.native.unwrapped), None)
         if self.env_id in _hanging:
             return
         self._trusted = False
@@ -229,12 +231,15 @@ class GymnasiumEnvironment:
     def _call(self, where: str, method: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         """What a method of the environment returns. Raises BadEnvironment for whatever it raises."""
         if self._trusted:
+            announce(self.env_id, where)
             try:
                 return method(*arguments, **named)
             except KeyboardInterrupt:
                 raise
             except BaseException as error:
                 raise self._raised(where, error) from error
+            finally:
+                announce(self.env_id, "")
         with user_code(f"{self.env_id}'s {where}", partial(self._raised, where), self._own):
             return method(*arguments, **named)
 
@@ -311,9 +316,26 @@ def make_gymnasium(
         environment = _from_factory(env_id, arguments, own)
     else:
         environment, notices = _from_registry(env_id, arguments, own)
-    with user_code(f"{env_id}'s spaces", own=own):
-        environment = WithMask(environment, env_id) if masks else environment
-        return GymnasiumEnvironment(environment, env_id, seed, limit, notices, own)
+    if id(environment.unwrapped) in _open:
+        raise UsageError(f"{env_id} must make a new environment at each call: a run has several")
+    try:
+        with user_code(f"{env_id}'s spaces", partial(_without_spaces, env_id), own):
+            wrapped = WithMask(environment, env_id) if masks else environment
+            made = GymnasiumEnvironment(wrapped, env_id, seed, limit, notices, own)
+    except BaseException:
+        with contextlib.suppress(Exception), user_code(f"{env_id}'s close()", own=own):
+            environment.close()
+        raise
+    _open[id(environment.unwrapped)] = environment.unwrapped
+    return made
+
+
+def _without_spaces(env_id: str, error: BaseException) -> UsageError:
+    return error if isinstance(error, UsageError) else UsageError(f"{env_id} has no usable spaces: {one_line(error)}")
+
+
+_open: weakref.WeakValueDictionary[int, gymnasium.Env[Any, Any]] = weakref.WeakValueDictionary()
+"""The environments that have not been closed."""
 
 
 def _from_factory(env_id: str, arguments: dict[str, Any], own: Own) -> gymnasium.Env[Any, Any]:

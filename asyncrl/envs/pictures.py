@@ -47,7 +47,7 @@ def as_picture(rendered: Any) -> NDArray[np.uint8]:
     if array.ndim != 3 or array.shape[2] not in _CHANNELS or array.size == 0 or array.dtype.kind not in "biuf":
         raise ValueError(f"{_described(rendered)}, not a picture, uint8 [height, width, 3]")
     colours = _as_bytes(array[:, :, : _CHANNELS[array.shape[2]]])
-    return np.ascontiguousarray(np.broadcast_to(colours, (*colours.shape[:2], 3)))
+    return np.array(np.broadcast_to(colours, (*colours.shape[:2], 3)), order="C")  # the next one may overwrite it
 
 
 def board(rows: int, columns: int, pieces: Mapping[tuple[int, int], tuple[Piece, ...]]) -> NDArray[np.uint8]:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncrl.core.errors import UsageError
 from asyncrl.envs.environment import (
     BadEnvironment,
     Environment,
@@ -77,7 +78,7 @@ class Rebuilding(Wrapper):
         self._made, self._breaks = state["made"], state["breaks"]
         self._first, self._seen = state["first"], state["seen"]
 
-    def _replace(self, error: BadEnvironment) -> NDArray[Any]:
+    def _replace(self, error: Exception) -> NDArray[Any]:
         """Replace the broken environment; returns the first observation of the new one."""
         while True:
             self._breaks += 1
@@ -85,9 +86,9 @@ class Rebuilding(Wrapper):
                 raise error
             close_all([self.environment])  # it is broken, so another error does not matter
             self._made += 1
-            self.environment = self._make(self._made)
-            self._say(f"rebuilt: {error}")
             try:
+                self.environment = self._make(self._made)
+                self._say(f"rebuilt: {error}")
                 return np.array(self.environment.reset())
-            except BadEnvironment as again:
+            except (BadEnvironment, UsageError) as again:  # what it was made of may not be free yet
                 error = again

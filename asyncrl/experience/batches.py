@@ -106,14 +106,22 @@ class Batches:
         return self._memory[:size].view(shape)
 
     def _choose(self, ready: list[int]) -> list[tuple[Ring, int]]:
-        """How many rollouts to take from each ring: in step one; else one of each in turn, the fullest ring first, up
-        to `most`."""
+        """How many rollouts to take from each ring: in step one; else one of each in turn, up to `most`.
+
+        The fullest ring is first; of equally full ones that whose next rollout is of the oldest theta. Otherwise the
+        same few actors would have room again and again, wherever the learner is slower than they are.
+        """
         if self._in_step:
             return [(ring, 1) for ring, count in zip(self.rings, ready, strict=True) if count]
         counts = [0] * len(ready)
         left = min(self._most, sum(ready))
+
+        def place(actor: int) -> tuple[int, int]:
+            rest, ring = ready[actor] - counts[actor], self.rings[actor]
+            return -rest, blocks.version_of(ring.read(counts[actor])) if rest else 0
+
         while left:
-            for actor in sorted(range(len(ready)), key=lambda actor: counts[actor] - ready[actor]):
+            for actor in sorted(range(len(ready)), key=place):
                 if left and counts[actor] < ready[actor]:
                     counts[actor] += 1
                     left -= 1

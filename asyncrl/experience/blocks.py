@@ -297,6 +297,11 @@ def finals_in(block: Block) -> int:
     return int(block["numbers"][2])
 
 
+def version_of(block: Block) -> int:
+    """Version of theta with which the rollout in a block was made."""
+    return int(block["numbers"][0])
+
+
 def copy(source: Block, target: Block) -> None:
     """Copy the rollout in one block into another, which may have room for fewer or more last observations."""
     count = finals_in(source)

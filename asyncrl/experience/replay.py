@@ -64,6 +64,8 @@ class ReplayPlan:
     bundled: bool = False
     """Whether each actor has its own learner, which samples only that actor's steps."""
     learners: int = 1
+    in_turns: bool = False
+    """Whether actors take turns, so that the first of them would find all room that there is."""
 
     @property
     def rows(self) -> int:
@@ -127,9 +129,14 @@ class Replay:
         """Whether the actor may make its next rollout, or must let the learner catch up with the replay ratio.
 
         An actor waits only when some environment has stored more steps than a transition needs. So actors and learners
-        never wait for each other at the same time.
+        never wait for each other at the same time. Where they take turns and there is room for some only, those go on
+        that have made the fewest steps.
         """
-        return self.ahead(actor) <= self._most_ahead()
+        plan, room = self.plan, self._most_ahead() - self.ahead(actor)
+        if not plan.in_turns or plan.bundled or room >= plan.ratio * plan.t_max * self.steps.streams:
+            return room >= 0
+        put = self.steps.put.reshape(plan.actors, -1).sum(1)
+        return room >= 0 and bool(put[actor] == put.min())
 
     def _most_ahead(self) -> float:
         plan = self.plan

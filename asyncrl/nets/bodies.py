@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import pairwise
+from typing import TypeVar
 from weakref import WeakSet
 
 import torch
@@ -11,7 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asyncrl.core.errors import UsageError, one_line
+from asyncrl.core.flat import check_shareable
 from asyncrl.core.user_code import user_code
+
+L = TypeVar("L", bound=nn.Module)
 
 
 class Body(nn.Module):
@@ -37,7 +42,10 @@ class VectorBody(Body):
         super().__init__()
         self.linear = linear_layers((inputs, *widths))
         self.features = widths[-1] if widths else inputs
-        self._linear = parameters_of(self.linear)
+
+    @cached_property
+    def _linear(self) -> list[tuple[Tensor, Tensor]]:  # at the first pass: until then layers may be replaced
+        return parameters_of(self.linear)
 
     def forward(self, observations: Tensor) -> Tensor:
         """Features `[B, F]` of observations `[B, n]`."""
@@ -71,10 +79,7 @@ class OwnBody(Body):
         if any(part in _made for part in learnt):
             raise UsageError(f"--network {name} must make new layers at each call: a run has several copies")
         _made.update(learnt)
-        if any(True for _ in self.body.buffers()):
-            raise UsageError(f"--network {name} has buffers, as batch norm does; only parameters are shared")
-        if any(parameter.dtype != torch.float32 for parameter in self.body.parameters()):
-            raise UsageError(f"--network {name} has parameters that are not float32")
+        check_shareable(self.body, f"--network {name}")
         self.features = features.shape[-1]
 
     def forward(self, observations: Tensor) -> Tensor:
@@ -88,9 +93,17 @@ def linear_layers(sizes: Sequence[int]) -> nn.ModuleList:
     return nn.ModuleList(nn.Linear(i, o) for i, o in pairwise(sizes))
 
 
+def layers_of(layers: nn.ModuleList, kind: type[L]) -> Iterator[L]:
+    """The layers, all of one kind. Raises UsageError if one is of another."""
+    for layer in layers:
+        if not isinstance(layer, kind):
+            raise UsageError(f"a body's {kind.__name__} cannot become a {type(layer).__name__}: write your own body")
+        yield layer
+
+
 def parameters_of(layers: nn.ModuleList) -> list[tuple[Tensor, Tensor]]:
-    """Weight and bias of each linear layer."""
-    return [(layer.weight, layer.bias) for layer in layers if isinstance(layer, nn.Linear)]
+    """Weight and bias of each linear layer. Raises UsageError if one is of another kind."""
+    return [(layer.weight, layer.bias) for layer in layers_of(layers, nn.Linear)]
 
 
 def initialise(network: nn.Module, how: str, head_gains: Mapping[nn.Module, float]) -> None:

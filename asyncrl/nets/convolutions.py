@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from asyncrl.core.errors import UsageError
-from asyncrl.nets.bodies import Body, linear_layers, parameters_of
+from asyncrl.nets.bodies import Body, layers_of, linear_layers, parameters_of
 from asyncrl.nets.products import linear, product, relu_backward
 
 Layers = tuple[tuple[int, int, int, int], ...]
@@ -122,10 +123,18 @@ class ConvolutionalBody(Body):
         self.convolutions = nn.ModuleList(layers)
         self.linear = linear_layers((channels * height * width, *widths))
         self.features = widths[-1] if widths else channels * height * width
-        # For a single observation, looking layers up and calling them takes a good part of the time.
-        self._convolutions = [(layer.weight, layer.bias, layer.stride, layer.padding) for layer in layers]
-        self._linear = parameters_of(self.linear)
         self.shapes += [(width,) for width in widths]
+
+    # For a single observation, looking layers up and calling them takes a good part of the time. They are looked up at
+    # the first pass: until then they may be replaced.
+    @cached_property
+    def _convolutions(self) -> list[tuple[Any, ...]]:
+        layers = layers_of(self.convolutions, nn.Conv2d)
+        return [(layer.weight, layer.bias, layer.stride, layer.padding) for layer in layers]
+
+    @cached_property
+    def _linear(self) -> list[tuple[Tensor, Tensor]]:
+        return parameters_of(self.linear)
 
     def forward(self, observations: Tensor) -> Tensor:
         """Features `[B, F]` of observations `[B, C, H, W]`, from the tape where it has them."""
@@ -146,7 +155,7 @@ class ConvolutionalBody(Body):
         """
         row = None if self.tape is None or torch.is_grad_enabled() else self.tape.row_for(observations)
         if row is None:
-            return self._compute(observations)
+            return super().step(observations)  # also of a class that has its own `forward`
         hidden, scale = row[0].copy_(observations), self.scale
         for (weight, bias, stride, padding), out in zip(self._convolutions, row[1:], strict=False):
             hidden = F.conv2d(hidden, weight if scale == 1.0 else weight * scale, bias, stride, padding)
@@ -162,7 +171,8 @@ class ConvolutionalBody(Body):
 
         Returns what forgets them, to be called with every new theta'. None where a tape would not pay.
         """
-        if environments < TAPED_ENVIRONMENTS or self._multiplications() < TAPED_MULTIPLICATIONS:
+        own_forward = type(self).forward is not ConvolutionalBody.forward
+        if own_forward or environments < TAPED_ENVIRONMENTS or self._multiplications() < TAPED_MULTIPLICATIONS:
             return None
         dtype = self._convolutions[0][0].dtype
         activations = [torch.empty(steps * environments, *shape, dtype=dtype) for shape in self.shapes]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -50,7 +51,10 @@ class PartsBody(Body):
             body.keep_activations = lambda steps, environments: None  # type: ignore[method-assign]
         self.joined = linear_layers(() if alone else (features, *widths))
         self.features = features if alone or not widths else widths[-1]
-        self._joined = parameters_of(self.joined)
+
+    @cached_property
+    def _joined(self) -> list[tuple[Tensor, Tensor]]:  # at the first pass: until then layers may be replaced
+        return parameters_of(self.joined)
 
     def forward(self, observations: Tensor) -> Tensor:
         """Features `[B, F]` of observations `[B, n]`."""

@@ -277,7 +277,7 @@ class SharedStore:
         import fcntl  # POSIX only, and only --update locked needs it
 
         # Opened anew each time: a lock belongs to the open file, and must keep out threads of this process as well.
-        lock = os.open(self._lock_file, os.O_RDWR | os.O_CREAT, 0o600)
+        lock = os.open(self._lock_file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield

@@ -17,7 +17,7 @@ STEPS, HEARTBEAT, PHASE, CAUSE = range(4)
 """Columns of a worker's row."""
 UNWRITTEN = 7
 """Another one, of any row: rows of records that could not be written."""
-STOP, STARTED_AT, BASE_STEPS, BASE_MILLISECONDS = range(4)
+STOP, STARTED_AT, BASE_STEPS, BASE_MILLISECONDS, HALTED_AT = range(5)
 """Columns of the supervisor's row."""
 BUILDING, READY, RUNNING, ENDED = range(4)
 """Phases of a worker or the evaluator."""
@@ -89,14 +89,14 @@ class Clock:
 
     @property
     def seconds(self) -> float:
-        """Seconds since all workers were ready, including those before a resume."""
+        """Seconds from when all workers were ready until training was over, including those before a resume."""
         return self.seconds_of_this_part + float(self._control[BASE_MILLISECONDS]) / 1000
 
     @property
     def seconds_of_this_part(self) -> float:
         """The same without those before a resume."""
-        started = int(self._control[STARTED_AT])
-        return (time.monotonic_ns() - started) / 1e9 if started else 0.0
+        started, halted = int(self._control[STARTED_AT]), int(self._control[HALTED_AT])
+        return ((halted or time.monotonic_ns()) - started) / 1e9 if started else 0.0
 
     def worker_steps(self) -> list[int]:
         """Steps of each worker since the run began or was resumed."""
@@ -183,6 +183,10 @@ class Clock:
     def start(self) -> None:
         """The supervisor starts the clock, for which workers wait."""
         self._control[STARTED_AT] = time.monotonic_ns()
+
+    def halt(self) -> None:
+        """Training is over: from now on the clock stands still, while final parameters are evaluated."""
+        self._control[HALTED_AT] = self._control[HALTED_AT] or time.monotonic_ns()
 
     def started(self) -> bool:
         """Whether the clock runs."""

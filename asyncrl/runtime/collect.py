@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncrl.algorithm import Algorithm
+from asyncrl.core.errors import UsageError
 from asyncrl.core.rollout import EACH_STEP, Extras, Rollout, State
 from asyncrl.core.spaces import Spaces
 from asyncrl.envs.environment import Environment, close_all, restore_all, states_of
@@ -204,14 +205,27 @@ class Collector(Iterator[Rollout]):
     def _choose(self, t: int, steps: int) -> Tensor:
         """Actions `[E]` for observation t, or those that have been chosen already."""
         if self._chosen is None:
-            began = time.perf_counter()
-            actions, self._state, extras = self._agent.act(self._observation_rows[t], self._state, steps)
+            began, seen = time.perf_counter(), self._observation_rows[t]
+            version = seen._version
+            actions, self._state, extras = self._agent.act(seen, self._state, steps)
+            if t == 0:  # once in a rollout: it costs time
+                self._check(actions, extras, seen._version != version)
             self.acting_seconds += time.perf_counter() - began
         else:
             (actions, extras, _), self._chosen = self._chosen, None
         for name, values in extras.items():
             self._extras[name][t].copy_(values)
         return actions
+
+    def _check(self, actions: Tensor, extras: Extras, written: bool) -> None:
+        """Raise UsageError if `act` did not do what the loss relies on."""
+        name, environments = type(self._agent).__name__, len(self._environments)
+        if len(actions) != environments:
+            raise UsageError(f"{name}.act returned {len(actions)} actions for {environments} environments")
+        if extras.keys() != self._extras.keys():
+            raise UsageError(f"{name}.act returned the extras {sorted(extras)}, its class has {sorted(self._extras)}")
+        if written:
+            raise UsageError(f"{name}.act changed the observations, which the loss needs: let it work on a copy")
 
     def _next_actions(self, steps: int) -> Tensor:
         """The actions in observations 1..T, `[T, E]`; the last row is chosen now and taken in the next rollout."""

@@ -26,6 +26,7 @@ from asyncrl.runtime.run import Run
 from asyncrl.runtime.snapshots import beside_theta, require_finite, take_checkpoint
 from asyncrl.storage import checkpoints
 from asyncrl.storage.records import RecordWriter, read_records
+from asyncrl.storage.rows import is_score
 
 AUTO_EVALUATIONS, AUTO_MOST_STEPS = 20, 100_000
 """Of --evaluation-interval-steps auto: parts of the run between evaluations, and their most steps."""
@@ -77,7 +78,7 @@ class Evaluator:
         scores = [row.get("mean") for row in earlier]
         with suppress(checkpoints.BadCheckpoint):  # one that was killed may have saved it and written no row
             scores.append(checkpoints.load_newest(run.spec.folder.checkpoints, "best")[0].facts.get("best_score"))
-        self._best = max((score for score in scores if isinstance(score, int | float)), default=-math.inf)
+        self._best = max(filter(is_score, scores), default=-math.inf)
         self._writer = RecordWriter(run.spec.folder.evaluator_file)
         self._due_steps, self._due_seconds = self._next_multiple(run.handles.clock.steps), self._next_second()
         self._evaluated = (-1, -1)
@@ -85,7 +86,7 @@ class Evaluator:
         # The last that may fail: whoever enters this evaluator closes them.
         count = side_by_side(self._config.evaluation_episodes)
         self._environments = build_environments(run, EVALUATOR, count, evaluation=True)
-        self._cpu_before = time.process_time()
+        self._began, self._cpu_before = time.monotonic(), time.process_time()
 
     def __enter__(self) -> Evaluator:
         return self
@@ -134,12 +135,12 @@ class Evaluator:
         return 0 <= self._due_steps <= clock.steps or clock.seconds_of_this_part >= self._due_seconds
 
     def within_share(self) -> bool:
-        """Whether the evaluator has used less than its share of the CPU time since the run began or was resumed."""
+        """Whether this process has used less than the evaluator's share of the CPU time since it was built."""
         return self.cpu_share() <= self._config.evaluator_share
 
     def cpu_share(self) -> float:
-        """CPU seconds of this process since it was built, divided by those of all usable cores since the start."""
-        elapsed = self._run.handles.clock.seconds_of_this_part
+        """CPU seconds of this process since it was built, divided by those of all usable cores."""
+        elapsed = time.monotonic() - self._began
         return (time.process_time() - self._cpu_before) / max(1e-9, elapsed * len(usable_cores()))
 
     def evaluate(self) -> Evaluation | None:

@@ -23,6 +23,7 @@ from asyncrl.runtime.telemetry import summed_up, time_shares
 from asyncrl.storage import checkpoints
 from asyncrl.storage.holding import FolderLost
 from asyncrl.storage.records import RecordReader
+from asyncrl.storage.rows import is_score
 from asyncrl.storage.run_folder import STATUS, started_at
 
 if TYPE_CHECKING:
@@ -177,7 +178,7 @@ class Monitor:
         # What earlier parts of the run wrote has been reported then; only their best score still counts.
         for reader in (*self._readers.values(), *self._exchanges):
             reader.new()
-        means = [row["mean"] for row in self._evaluator.new() if row.get("mean") is not None]
+        means = [row["mean"] for row in self._evaluator.new() if is_score(row.get("mean"))]
         self.summary.best_score = max(means, default=None)
         self._recorded = {who: dict.fromkeys(COUNTED, 0) for who in self._readers}
         """What the rows of each add up to in this part of the run, with what was found to be missing in them."""
@@ -381,6 +382,7 @@ class Monitor:
             "async/worker_restarts": None if in_step else sum(summary.worker_restarts),
             "async/workers_gone": None if in_step else len(summary.workers_gone),
             "async/evaluator_restarts": summary.evaluator_restarts,
+            "async/learner_restarts": summary.learner_restarts if clock.learners else None,
             **sums,
             **time_shares([row for row in rows if "worker_steps" in row], "async/time_share"),
             **time_shares([row for row in rows if "worker_steps" not in row], "learner/time_share"),

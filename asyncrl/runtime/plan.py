@@ -15,6 +15,7 @@ from asyncrl.config.run_config import RunConfig
 from asyncrl.core.devices import CPU, require_device
 from asyncrl.core.errors import UsageError
 from asyncrl.core.spaces import Spaces
+from asyncrl.core.user_code import user_code
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.runtime.seeding import GLOBAL_GENERATOR
 
@@ -130,6 +131,6 @@ class Plan:
 @functools.lru_cache(maxsize=1)  # it takes a network, and a run asks for it twice before it begins
 def _state_shapes(algorithm: str, config: RunConfig, spaces: Spaces) -> tuple[tuple[int, ...], ...]:
     method = algorithm_of(algorithm)
-    with GLOBAL_GENERATOR:
+    with GLOBAL_GENERATOR, user_code(f"{algorithm}'s initial_state()"):
         agent = method(config, method.make_network(config, spaces), None, "worker", 0, torch.Generator())
-    return tuple(tuple(part.shape[1:]) for part in agent.initial_state(1) or ())
+        return tuple(tuple(part.shape[1:]) for part in agent.initial_state(1) or ())

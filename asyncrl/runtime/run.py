@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from asyncrl.algorithm import algorithm_of
-from asyncrl.core.flat import flatten_parameters
+from asyncrl.core.flat import check_shareable, flatten_parameters
 from asyncrl.runtime.clock import Clock
 from asyncrl.runtime.normalize import RunMoments
 from asyncrl.runtime.plan import Plan
@@ -94,9 +94,10 @@ class Run:
 
 
 def initial_parameters(plan: Plan) -> tuple[Tensor, Layout]:
-    """theta `[P]` at the beginning of a run with this seed, and its layout."""
+    """theta `[P]` at the beginning of a run with this seed, and its layout. Raises UsageError."""
     with GLOBAL_GENERATOR:
         torch.manual_seed(derive(plan.config.seed, NETWORK))
         network = plan.method.make_network(plan.config, plan.spaces)
+    check_shareable(network, f"the network of {plan.algorithm}")
     layout = tuple((name, tuple(parameter.shape)) for name, parameter in network.named_parameters())
     return flatten_parameters(network), layout

@@ -156,6 +156,7 @@ def losses(summary: Summary) -> str:
         "worker restarts": sum(summary.worker_restarts),
         "workers gone": len(summary.workers_gone),
         "evaluator restarts": summary.evaluator_restarts,
+        "learner restarts": summary.learner_restarts,
         "updates lost": summary.updates_lost,
     }
     return ", ".join(f"{what} {count:,}" for what, count in counts.items() if count)

@@ -71,7 +71,7 @@ def one_thread() -> Iterator[None]:
     """One thread in a process that is not ours, and in those it starts, during the block; then all is as before.
 
     Several threads of a program may be in such a block at a time: the last one to leave puts back what was before the
-    first. Tensors are on the CPU. Raises UsageError for a program that computes in float64.
+    first. Tensors are on the CPU, and gradients are recorded. Raises UsageError for a program that computes in float64.
     """
     import torch
 
@@ -85,7 +85,7 @@ def one_thread() -> Iterator[None]:
         _blocks += 1
         limit_threads()
     try:
-        with on_the_cpu():
+        with on_the_cpu(), torch.inference_mode(False), torch.enable_grad():
             yield
     finally:
         with _blocks_lock:

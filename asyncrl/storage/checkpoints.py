@@ -310,9 +310,10 @@ def _read_tensors(file: Path, expected: Mapping[str, Any]) -> dict[str, Tensor]:
         raise BadCheckpoint(f"{file}: damaged, its SHA-256 differs")
     try:
         tensors = dict(safetensors.torch.load(content))
-    except safetensors.SafetensorError:
+        name = _not_finite(tensors)
+    except (safetensors.SafetensorError, KeyError, RuntimeError):  # of a dtype, too, that torch cannot compute with
         raise BadCheckpoint(f"{file}: not a safetensors file") from None
-    if (name := _not_finite(tensors)) is not None:
+    if name is not None:
         raise BadCheckpoint(f"{file}: {name} holds a number that is not finite")
     return tensors
 

@@ -102,9 +102,10 @@ def read_json(path: Path) -> Any:
 
 
 def read_facts(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file; empty if it is missing, cannot be read, or is none."""
+    """Return the object in a JSON file; empty if it is missing, cannot be read, is a link, or is none."""
     try:
-        return dict(read_json(path))
+        with open(path, encoding="utf-8", opener=unlinked) as file:
+            return dict(json.load(file))
     except (OSError, ValueError, TypeError, RecursionError):
         return {}
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from asyncrl.storage.records import read_records
 
@@ -42,11 +43,16 @@ def made_last(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return kept[::-1]
 
 
+def is_score(value: object) -> TypeGuard[float]:
+    """Whether it is a finite number: somebody may have edited the records, and JSON in Python knows NaN."""
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max  # type: ignore[arg-type]
+
+
 def evaluations_in(file: Path) -> tuple[list[dict[str, Any]], float | None]:
     """A run's evaluations with at least one whole episode, as `made_last`, one of each step; and the best mean.
 
     The best is of all that were made: its checkpoint is kept even if the run was resumed from an earlier one.
     """
-    every = [row for row in read_records(file) if row.get("mean") is not None]
+    every = [row for row in read_records(file) if is_score(row.get("mean"))]
     best = max((row["mean"] for row in every), default=None)
     return list({row["steps"]: row for row in made_last(every)}.values()), best

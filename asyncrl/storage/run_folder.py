@@ -144,6 +144,8 @@ class RunFolder:
     checkpoints = _Entry("checkpoints")
     tensorboard = _Entry("tb")
     """The folder of TensorBoard event files."""
+    store_lock = _Entry("store.lock")
+    """Who pushes or pulls with `--update locked` holds it."""
 
     def learner_file(self, role: str = "learner") -> Path:
         """The records of a learner, where there is one."""

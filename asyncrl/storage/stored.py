@@ -93,7 +93,10 @@ class Stored:
 
         named = [(name, self.config.get(name)) for name in (TRAINED if trains else LOADED)]
         kept = [(name, text) for name, text in named if isinstance(text, str) and name not in permission.given]
-        self._require_trust([(name, text) for name, text in kept if _is_foreign(name, text)], permission)
+        foreign = [(name, text) for name, text in kept if _is_foreign(name, text)]
+        if trains and (track := self.config.get("track")) and "track" not in permission.given:
+            foreign.append(("track", " and ".join(map(str, track)) if isinstance(track, list) else str(track)))
+        self._require_trust(foreign, permission)
         config = self.config | {
             name: known_here(text, self.program) for name, text in kept if text.startswith("__main__:")
         }
@@ -125,7 +128,8 @@ def _is_foreign(name: str, text: str) -> bool:
 
 
 def _told(name: str, text: str) -> str:
-    return f"{'connect to' if name in PLACES else 'import'} {text} ({name})"
+    verb = "log to" if name == "track" else "connect to" if name in PLACES else "import"
+    return f"{verb} {text} ({name})"
 
 
 def read_stored(file: Path, flat: bool = False) -> Stored:

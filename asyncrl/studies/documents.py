@@ -9,6 +9,7 @@ import base64
 import csv
 import io
 import math
+import os
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -19,6 +20,7 @@ from typing import Any, Literal
 
 from matplotlib.figure import Figure
 
+from asyncrl.core.errors import UsageError
 from asyncrl.plots.figures import BLACK, Line, Panel, median_curve, save_figure, unit_of
 from asyncrl.plots.templates import Markup, Parts
 from asyncrl.storage.files import replace_file
@@ -27,6 +29,15 @@ from asyncrl.studies.study import CLOCKED
 
 PARTS = Parts("studies/document.html")
 Rows = Sequence[Mapping[str, Any]]
+
+
+def report_in(runs_dir: Path) -> Path:
+    """The folder of a study's report, made if it is missing. Raises UsageError for a link: a study may be anybody's."""
+    folder = runs_dir / "report"
+    if folder.is_symlink():
+        raise UsageError(f"{folder} is a link to {os.readlink(folder)}: replace the link by a folder")
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 def time_text(time: float) -> str:

@@ -170,6 +170,8 @@ class RunningJobs:
                 return "another process is training there"
             try:
                 if folder.exists():
+                    if not folder.parent.resolve().is_relative_to(self._runs_dir.resolve()):
+                        return f"{folder} is not removed: a link leads to it, from {self._runs_dir} to elsewhere"
                     shutil.rmtree(folder)
             except OSError as error:
                 return f"{folder} cannot be removed: {error.strerror or error}"

@@ -25,6 +25,7 @@ from asyncrl.studies.documents import (
     paragraph,
     picture,
     plain_table,
+    report_in,
     score_text,
     table,
     time_text,
@@ -58,6 +59,13 @@ class Result(Group):
 
     name: str
     """A method, with its backend if there are several."""
+    by_steps: bool = False
+    """Whether steps are compared, not seconds: workers of an entrant took turns."""
+
+    @property
+    def effort(self) -> Sample:
+        """What it took to reach the score: seconds, or steps."""
+        return self.steps if self.by_steps else self.seconds
 
     @property
     def core_seconds(self) -> Sample:
@@ -79,12 +87,12 @@ class Result(Group):
     def standing(self) -> tuple[float, float]:
         """Results are ordered by it, the smallest first.
 
-        By median time to the score, then those that never reached it by best score. If there is no score to reach, by
-        last score.
+        By median time (or steps) to the score, then those that never reached it by best score. If there is no score to
+        reach, by last score.
         """
         if self.reference is None:
             return -self.last_scores().median, 0.0
-        return self.seconds.median, -self.best_scores.median
+        return self.effort.median, -self.best_scores.median
 
 
 Ranked = Mapping[str, Sequence[Result]]
@@ -107,15 +115,16 @@ def rank(runs: Sequence[tuple[str, Measurement]], env_id: str) -> list[Result]:
     for name, run in runs:
         if run.cell.env_id == env_id and run.complete:
             groups.setdefault(name, []).append(run)
-    return sorted((Result(own, name) for name, own in groups.items()), key=lambda result: result.standing)
+    by_steps = any(run.cell.backend == "serial" for own in groups.values() for run in own)
+    return sorted((Result(own, name, by_steps) for name, own in groups.items()), key=lambda result: result.standing)
 
 
 def equal_time(results: Sequence[Result]) -> float | None:
     """Seconds at which entrants with equal steps can be compared: when the last run of the fastest one ended.
 
-    None if there is a score to reach, or if the slowest takes hardly longer.
+    None if there is a score to reach, if times are meaningless, or if the slowest takes hardly longer.
     """
-    if not results or results[0].reference:
+    if not results or results[0].reference or results[0].by_steps:
         return None
     fastest = min(results, key=lambda result: result.seconds.median)
     seconds = max(fastest.seconds.values)
@@ -142,11 +151,11 @@ def merits_of(result: Result, results: Sequence[Result]) -> list[float]:
     """What the runs of a result are worth among all results of its environment, from 0 to about 1.
 
     Scores are normalised: by a random player and a human in Atari, elsewhere by the lowest and the highest run. Where
-    there is a score to reach, a run is worth the time of the soonest divided by its own; 0 if it never reached it.
+    there is a score to reach, a run is worth the least time (or steps) divided by its own; 0 if it never got there.
     """
     if result.reference:
-        soonest = min(seconds for other in results for seconds in other.seconds.as_infinite)
-        return [soonest / seconds if math.isfinite(seconds) else 0.0 for seconds in result.seconds.as_infinite]
+        least = min(effort for other in results for effort in other.effort.as_infinite)
+        return [least / effort if math.isfinite(effort) else 0.0 for effort in result.effort.as_infinite]
     scores, *others = ([s for s in one.last_scores().values if math.isfinite(s)] for one in (result, *results))
     percents = [human_normalized(result.runs[0].cell.env_id, score) for score in scores]
     known = [percent / 100 for percent in percents if percent is not None]
@@ -166,8 +175,7 @@ def write_report(study: Study, say: Callable[[str], None]) -> Path:
     `say` gets the table of each environment.
     """
     runs = list(zip(names_of(study.cells), measure_all(study), strict=True))
-    folder = study.runs_dir / "report"
-    folder.mkdir(exist_ok=True)
+    folder = report_in(study.runs_dir)
     rows_of_runs = write_runs(folder, runs)
     started = {name: run.cell.algorithm for name, run in runs if run.state}
     colours = dict(zip(started, colours_of(list(started.values())), strict=True))
@@ -304,8 +312,8 @@ def _aggregates(folder: Path, ranked: Ranked, colours: Colours) -> list[Block]:
             "The probability that a run of the row's method is better than a run of another (faster to the score, or "
             f"with a higher last score), averaged over environments. Intervals from {LEAST} seeds on. Interquartile "
             "mean and optimality gap (how far runs fall short of 1) come from the fastest run's time divided by "
-            "a run's own time, or from last scores, scaled so that the lowest run of an environment is 0 and the "
-            "highest is 1 (for Atari, a random player and a human)."
+            "a run's own time (steps instead of time on the serial backend), or from last scores, scaled so that the "
+            "lowest run of an environment is 0 and the highest is 1 (for Atari, a random player and a human)."
         ),
         picture(draw_profiles(merits, colours), folder / "profiles", caption),
     ]

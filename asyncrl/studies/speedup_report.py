@@ -19,6 +19,7 @@ from asyncrl.studies.documents import (
     learning_curves,
     paragraph,
     picture,
+    report_in,
     table,
     write_csv,
     write_pages,
@@ -120,8 +121,7 @@ def write_report(study: Study, price_per_core_hour: float = 0.0) -> Path:
     """Read all runs of the study and write RUNS_DIR/report/; returns the path of report.md."""
     measurements = measure_all(study)
     results = SpeedupResults(measurements, make_points(measurements), price_per_core_hour)
-    folder = study.runs_dir / "report"
-    folder.mkdir(exist_ok=True)
+    folder = report_in(study.runs_dir)
     write_csv(folder / "table.csv", [table_row(point, price_per_core_hour) for point in results.points])
     write_runs(folder, [(name_of(run.cell.series), run) for run in measurements])
     drawn = {name: (make(results), caption) for name, (make, caption) in FIGURES.items()}
@@ -176,7 +176,7 @@ def _with_most(point: Point, estimate: Estimate) -> str:
 def verdict(estimate: Estimate) -> str:
     """Whether many workers need less data than one, by the data speed-up and its interval."""
     if estimate.bound == "<=":
-        return "more, if the score is reached at all"
+        return "more, if the score is reached at all" if estimate.value < 1 else "unknown: runs ended too early"
     if not estimate.has_interval:
         return "unknown: too few seeds"
     if estimate.low > 1:

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from asyncrl.core.statistics import normalized
 from asyncrl.plots.figures import BLACK, Bars, Line, Panel, Scale, colours_of, draw, method_name, shades
-from asyncrl.studies.documents import code, paragraph, picture, plain_table, table, write_csv, write_pages
+from asyncrl.studies.documents import code, paragraph, picture, plain_table, report_in, table, write_csv, write_pages
 from asyncrl.studies.measure import Measurement, measure_all
 from asyncrl.studies.search import importances, is_logarithmic, is_numeric
 from asyncrl.studies.study import Point, Study
@@ -83,8 +83,7 @@ def write_report(study: Study, say: Callable[[str], None]) -> Path:
 
     `say` gets the best runs of each environment.
     """
-    folder = study.runs_dir / "report"
-    folder.mkdir(exist_ok=True)
+    folder = report_in(study.runs_dir)
     results = SweepResults(measure_all(study), study.variants)
     rows = [results.row(run) for run in results.runs]
     write_csv(folder / "table.csv", rows)

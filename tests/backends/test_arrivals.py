@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 
@@ -11,6 +12,7 @@ from asyncrl.backends.ray.arrivals import Arrivals, Delivery, Rollouts
 from asyncrl.core.rollout import Rollout
 from asyncrl.experience.batches import Batches
 from asyncrl.experience.blocks import RolloutShape, copied, packed
+from asyncrl.experience.replay import Replay
 from asyncrl.runtime.clock import RUNNING, Clock
 from asyncrl.runtime.link import Call, Callee, Caller
 from tests.support import COUNTING
@@ -149,3 +151,38 @@ def test_what_a_host_has_left_behind_is_not_taken_for_its_successors() -> None:
         assert rewards_of(place) == [reward]
         place.release()
         assert place.done(0, 2) == [done]
+
+
+class Memory(Replay):
+    """Has room for one more rollout each time that a test says so, and notes whose it was."""
+
+    def __init__(self) -> None:
+        self.room, self.stored = 0, list[int]()
+        self.steps = self  # type: ignore[assignment]
+
+    def has_room(self, actor: int) -> bool:
+        return self.room > 0
+
+    def add(self, actor: int, rollout: Rollout) -> None:
+        self.room -= 1
+        self.stored.append(actor)
+
+    def begin(self, actor: int) -> None:
+        pass
+
+
+def test_a_memory_gets_the_rollouts_of_all_hosts_alike() -> None:
+    """There is room for one at a time, and every host always has something waiting but the third, which is slower."""
+    memory = Memory()
+    place = Arrivals(memory, SHAPE, 4, 1, Callee(4, 1))
+    calls = [itertools.count(1) for _ in range(4)]
+    for turn in range(40):
+        for host in (0, 1, 2, 3) if turn % 8 == 0 else (0, 1, 3):
+            hear(place, next(calls[host]), float(host), host=host)
+        memory.room += 1
+        hear(place, next(calls[0]))
+
+    counts = [memory.stored.count(host) for host in range(4)]
+    assert sum(counts) == 40
+    assert counts[2] == 5
+    assert max(counts) - min(counts[0], counts[1], counts[3]) <= 1

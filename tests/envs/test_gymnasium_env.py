@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import sys
+import time
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +21,7 @@ from asyncrl.config.arguments import write_argument
 from asyncrl.core.errors import UsageError
 from asyncrl.core.extras import to_install
 from asyncrl.core.spaces import Spaces
+from asyncrl.core.user_code import watched
 from asyncrl.envs import spec as spec_module
 from asyncrl.envs.environment import BadEnvironment
 from asyncrl.envs.gymnasium_env import GymnasiumEnvironment
@@ -558,3 +560,84 @@ def test_only_gymnasiums_own_classic_control_says_its_state() -> None:
     environment.reset()
 
     assert environment.state() is None
+
+
+class Pausing(Scripted):
+    """Its later steps wait for good, as far as a test is concerned."""
+
+    def step(self, action: Any) -> Any:
+        if self.given:
+            time.sleep(100)
+        return super().step(action)
+
+
+def test_a_later_step_that_hangs_is_called_back() -> None:
+    """One that has behaved in its first step is no longer looked after so closely, but still watched."""
+    adapter = adapt(Pausing())
+    adapter.reset()
+    adapter.step(0)
+
+    with pytest.raises(UsageError, match=r"Scripted-v0's step\(\) did not return within 0.3 seconds"), watched(0.3):
+        adapter.step(0)
+
+
+_one: list[Scripted] = []
+
+
+def always_the_same() -> Scripted:
+    """What somebody writes who has one environment."""
+    if not _one:
+        _one.append(Scripted())
+    return _one[0]
+
+
+def test_a_factory_must_make_a_new_environment_at_each_call() -> None:
+    """Episodes of several would be mixed; after it has been closed there is no harm."""
+    spec = EnvSpec(f"{__name__}:always_the_same")
+    first = spec.make(1, False)
+    with pytest.raises(UsageError, match="always_the_same must make a new environment at each call: a run has several"):
+        spec.make(2, False)
+    first.close()
+
+    spec.make(3, False).close()
+
+
+class Unusable(Scripted):
+    """Its space is none of those that can be converted, or raises."""
+
+    closed = 0
+
+    def __init__(self, raises: bool) -> None:
+        super().__init__()
+        if not raises:
+            self.action_space = spaces.Text(3)
+        else:
+            self.__class__ = Raising
+
+    def close(self) -> None:
+        Unusable.closed += 1
+
+
+class Raising(Unusable):
+    """Its subclass forgot to say what it observes."""
+
+    @property
+    def observation_space(self) -> Any:  # type: ignore[override]
+        raise NotImplementedError("no space here")
+
+
+@pytest.mark.parametrize(("raises", "line"), [(False, "Text"), (True, "has no usable spaces: .*no space here")])
+def test_an_environment_whose_spaces_cannot_be_used_is_closed(raises: bool, line: str) -> None:
+    """Its simulator would stay in the program."""
+    before = Unusable.closed
+    with pytest.raises(UsageError, match=line):
+        EnvSpec(f"{__name__}:Unusable", env_kwargs=(write_argument("raises", raises),)).make(1, False)
+
+    assert Unusable.closed == before + 1
+
+
+@pytest.mark.parametrize("env_id", [":Maze", ".maze:Maze", " :Maze"])
+def test_a_factory_without_a_module_is_one_line(env_id: str) -> None:
+    """It says what to write."""
+    with pytest.raises(UsageError, match=r"names no module: write module:Maze, such as my_package\.my_module:Maze"):
+        EnvSpec(env_id).make(1, False)

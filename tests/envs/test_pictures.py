@@ -80,3 +80,12 @@ def test_a_picture_of_another_size_keeps_its_proportions(shape: tuple[int, ...])
     assert abs(rows[0] - (19 - rows[-1])) <= 1
     assert abs(columns[0] - (29 - columns[-1])) <= 1
     assert len(rows) == pytest.approx(min(20, 30 * shape[0] / shape[1]), abs=1)
+
+
+def test_a_picture_is_not_the_environments_own_memory() -> None:
+    """Which the next step may draw into."""
+    canvas = np.full((4, 5, 3), 9, np.uint8)
+    picture = as_picture(canvas)
+    canvas[:] = 200
+
+    assert picture.max() == 9

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from asyncrl.api.films import Filmed
+from asyncrl.core.errors import UsageError
 from asyncrl.envs.environment import BadEnvironment, EpisodeLost
 from asyncrl.envs.rebuilding import MOST_BREAKS, Rebuilding
 from asyncrl.runtime.seeding import ENVIRONMENT, derive
@@ -156,3 +157,37 @@ def test_a_film_shows_a_lost_episode_and_the_one_that_takes_its_place() -> None:
         filmed.step(0)
 
     assert looked_on == [0, 1, 0, 1, 2, 3, 4, 5]
+
+
+def test_a_replacement_that_cannot_be_made_at_once_is_one_more_break() -> None:
+    """The second and third environment find their port in use."""
+    made: list[int] = []
+
+    def make(number: int) -> Brittle:
+        made.append(number)
+        if number in (1, 2):
+            raise UsageError(f"number {number}: the port is in use")
+        return Brittle(at=2)
+
+    environment = Rebuilding(make, False, lambda line: None)
+    environment.reset()
+    environment.step(0)
+
+    assert environment.step(0)[2:] == (False, True, False)
+    assert made == [0, 1, 2, 3]
+    assert environment.reset().tolist() == [0.0]
+
+
+def test_a_replacement_that_can_never_be_made_ends_the_run() -> None:
+    """After ten tries, with what the last one said."""
+
+    def make(number: int) -> Brittle:
+        if number:
+            raise UsageError(f"number {number}: the port is in use")
+        return Brittle(at=1)
+
+    environment = Rebuilding(make, False, lambda line: None)
+    environment.reset()
+
+    with pytest.raises(UsageError, match=f"number {MOST_BREAKS}: the port is in use"):
+        environment.step(0)

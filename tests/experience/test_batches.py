@@ -415,3 +415,23 @@ def test_a_learner_that_was_stopped_with_its_actors_waits_for_them(time: Time) -
     assert experience.take() is None
     assert wait(experience, time, 9.0) is None
     assert numbers_in(wait(experience, time, 2.0)) == [0]
+
+
+@pytest.mark.parametrize(("actors", "most"), [(4, 1), (5, 2), (3, 7)])
+def test_a_learner_that_is_slower_than_its_actors_learns_from_all_of_them_alike(actors: int, most: int) -> None:
+    """In every round whoever has room puts a rollout, made with the newest theta, and one batch is taken."""
+    experience = batches_of(actors, in_step=False, most=most)
+    taken, ages = [0] * actors, []
+    for theta in range(60):
+        for actor in range(actors):
+            if experience.has_room(actor):
+                experience.put(actor, numbered(actor), theta)
+        batch = experience.take()
+        assert batch is not None
+        for number in numbers_in(batch):
+            taken[number] += 1
+        ages += [theta - version for version in batch.versions]
+        experience.release()
+
+    assert max(taken) - min(taken) <= 2
+    assert max(ages) <= 2 * actors

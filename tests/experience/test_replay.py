@@ -422,3 +422,22 @@ def test_what_a_stranger_says_of_the_sampling_is_refused(change: Callable[..., o
 
     with pytest.raises(UsageError, match="the checkpoint"):
         again.memory.restore(state)
+
+
+@pytest.mark.parametrize("ratio", [0.25, 0.5])
+def test_actors_that_take_turns_share_the_room_alike(ratio: float) -> None:
+    """In every round each puts a rollout of 10 steps if it may, and one update is made, so there is room for few."""
+    world = World(replace(PLAN, actors=4, capacity=2000, ratio=ratio, in_turns=True))
+    memory, learnt = world.memory, 0
+    for _ in range(200):
+        for actor in range(4):
+            if memory.has_room(actor):
+                world.put(actor)
+        if memory.take() is not None:
+            memory.release()
+            learnt += 1
+
+    put = memory.steps.put.reshape(4, -1).sum(1)
+    assert put.max() - put.min() <= 2 * T
+    assert learnt > 150
+    assert put.sum() >= learnt / ratio

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from asyncrl.core.errors import UsageError
 from asyncrl.core.returns import lambda_returns
 from asyncrl.core.rollout import Extras, Rollout, State
 from asyncrl.core.spaces import Spaces
@@ -226,3 +227,37 @@ def test_rewards_are_not_blown_up_before_there_are_any() -> None:
     normalizer.renew()
 
     assert normalizer.reward_scale == 1.0
+
+
+class Careless(FixedAgent):
+    """Returns what a test says; may write into what it is shown."""
+
+    def __init__(self, actions: int, extras: Extras, writes: bool) -> None:
+        super().__init__()
+        self.actions, self.extras, self.writes = actions, extras, writes
+
+    def act(self, observations: Tensor, state: State, steps: int) -> tuple[Tensor, State, Extras]:
+        if self.writes:
+            observations.mul_(0.5)
+        return torch.zeros(self.actions, dtype=torch.int64), state, self.extras
+
+
+@pytest.mark.parametrize(
+    ("actions", "extras", "writes", "line"),
+    [
+        (1, {"log": torch.zeros(2)}, False, "Careless.act returned 1 actions for 2 environments"),
+        (2, {}, False, r"Careless.act returned the extras \[\], its class has \['log'\]"),
+        (2, {"log": torch.zeros(2), "more": torch.zeros(2)}, False, r"the extras \['log', 'more'\], its class has"),
+        (2, {"log": torch.zeros(2)}, True, "Careless.act changed the observations, which the loss needs"),
+    ],
+)
+def test_what_act_returns_must_be_what_the_loss_relies_on(
+    actions: int, extras: Extras, writes: bool, line: str
+) -> None:
+    """Otherwise the loss would compute with memory that nobody has written."""
+    environments = [Counting(3, truncates=False) for _ in range(2)]
+    agent = Careless(actions, extras, writes)
+    collector = Collector(environments, agent, COUNTING, 2, 0.5, Clock(1, 100), extras=("log",))
+
+    with pytest.raises(UsageError, match=line):
+        next(collector)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -435,3 +436,26 @@ def test_help_for_the_runs_leaves_no_folder(tmp_path: Path, capsys: pytest.Captu
 
     assert "--t-max" in capsys.readouterr().out
     assert list(tmp_path.iterdir()) == []
+
+
+def test_where_workers_take_turns_steps_decide_and_not_the_clock(tmp_path: Path) -> None:
+    """PPO, ahead in seconds, needs ten times the steps that it has in the other races: A3C's best run is the best."""
+    file = made_up(tmp_path / "race")
+    cells = [replace(cell, backend="serial") for cell in file.cells]
+    turned = Study(tmp_path / "turns", "race")
+    turned.runs_dir.mkdir()
+    turned.add(StudyPlan("python -m asyncrl race", file.environments, cells))
+    turned.save()
+    for cell, own in zip(file.cells, cells, strict=True):
+        shutil.copytree(file.folder(cell), turned.folder(own))
+        if own.algorithm == "ppo":
+            records = turned.folder(own) / "evaluator.jsonl"
+            rows = [json.loads(line) for line in records.read_text().splitlines()]
+            records.write_text("".join(json.dumps(row | {"steps": 10 * row["steps"]}) + "\n" for row in rows))
+    write_report(turned, lambda said: None)
+
+    results = ranked(turned)
+    merits = {result.name: merits_of(result, results) for result in results}
+    assert merits == {"PPO": pytest.approx([24 / 60, 24 / 120, 24 / 180]), "A3C": pytest.approx([1.0, 0, 0])}
+    assert equal_time(results) is None
+    assert "compare steps" in text_of(turned)

@@ -13,11 +13,12 @@ import pytest
 from matplotlib.image import imread
 
 from asyncrl.catalog import ALGORITHMS
+from asyncrl.core.statistics import Estimate
 from asyncrl.plots.figures import COLOURS, align, colours_of
 from asyncrl.studies.measure import measure_all
 from asyncrl.studies.speedup import make_points
 from asyncrl.studies.speedup_report import FIGURES as DRAWN
-from asyncrl.studies.speedup_report import SpeedupResults, draw_laws, draw_speedups, summary, write_report
+from asyncrl.studies.speedup_report import SpeedupResults, draw_laws, draw_speedups, summary, verdict, write_report
 from asyncrl.studies.study import Cell, Study
 from tests.studies.made_up import make_study
 
@@ -220,3 +221,11 @@ def test_the_html_report_opens_in_a_browser_with_its_figures(runs_dir: Path, tmp
     widths = [int(width) for width in found[1].split()]
     assert len(widths) == len(FIGURES)
     assert min(widths) >= 1000
+
+
+@pytest.mark.parametrize(
+    ("value", "words"), [(0.5, "more, if the score is reached at all"), (2.4, "unknown: runs ended too early")]
+)
+def test_an_upper_bound_says_something_only_below_one(value: float, words: str) -> None:
+    """Runs that ended before they reached the score, each with fewer steps than one worker's: they may need fewer."""
+    assert verdict(Estimate(value, 0.0, value, bound="<=")) == words

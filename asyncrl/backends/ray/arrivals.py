@@ -98,6 +98,8 @@ class Arrivals(WithoutActors):
         self.experience, self._shape, self._workers, self.callee = experience, shape, workers, callee
         self._queues: list[deque[tuple[int, Tensor]]] = [deque() for _ in range(hosts * workers)]
         """For each worker of all hosts the messages that found no room yet, with their incarnations."""
+        self._next = 0
+        """The worker whose turn it is to put."""
         self._put = [0] * (hosts * workers)
         """Rollouts of each that have been put."""
         self._began = [(0, 0)] * (hosts * workers)
@@ -139,24 +141,38 @@ class Arrivals(WithoutActors):
         return max(0, done - before) if now == incarnation else 0
 
     def _put_all(self) -> None:
-        """Put what has arrived, as far as there is room."""
-        for worker, queue in enumerate(self._queues):
-            while queue and self.experience.has_room(worker):
-                incarnation, message = queue.popleft()
-                if self._began[worker][0] != incarnation:
-                    self._began[worker] = incarnation, self._put[worker]
-                self._put[worker] += 1
-                block, first = block_of(self._shape, message), header_of(message)[-1] == FIRST
-                if isinstance(self.experience, Replay):
-                    if first:
-                        self.experience.steps.begin(worker)
-                    self.experience.steps.add(worker, blocks.read_raw(block))
-                    self._notify(worker // self._workers)
-                    self.stored.notify_all()
-                else:
-                    ring = self.experience.rings[worker]
-                    blocks.copy(block, ring.begin())
-                    ring.publish()
+        """Put what has arrived, as far as there is room: one rollout of each worker in turn.
+
+        A replay memory has room for anybody or nobody: the first that finds none is the first to get some.
+        """
+        idle = 0
+        while idle < len(self._queues):
+            worker, waits = self._next, bool(self._queues[self._next])
+            if waits and self.experience.has_room(worker):
+                self._put_one(worker)
+                idle = 0
+            elif waits and isinstance(self.experience, Replay):
+                break
+            else:
+                idle += 1
+            self._next = (worker + 1) % len(self._queues)
+
+    def _put_one(self, worker: int) -> None:
+        incarnation, message = self._queues[worker].popleft()
+        if self._began[worker][0] != incarnation:
+            self._began[worker] = incarnation, self._put[worker]
+        self._put[worker] += 1
+        block, first = block_of(self._shape, message), header_of(message)[-1] == FIRST
+        if isinstance(self.experience, Replay):
+            if first:
+                self.experience.steps.begin(worker)
+            self.experience.steps.add(worker, blocks.read_raw(block))
+            self._notify(worker // self._workers)
+            self.stored.notify_all()
+        else:
+            ring = self.experience.rings[worker]
+            blocks.copy(block, ring.begin())
+            ring.publish()
 
     def _notify(self, host: int) -> None:
         self._news[host] += 1

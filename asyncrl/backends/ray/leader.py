@@ -118,6 +118,9 @@ class Leader:
                 self._monitor.note_loss(event, worker, cause)
             case "event", (str(event), dict(more)):
                 self._monitor.note_event(event, **more)
+                if event == "host_gone":
+                    first, each = more["host"] * self._run.spec.config.workers, self._run.spec.config.workers
+                    self._monitor.summary.workers_gone += range(first, first + each)
             case "failed", (str(reason), traceback):
                 self._failed = failed(reason, None if traceback is None else str(traceback))
             case "ready", (int(hosts),):
