@@ -834,8 +834,18 @@ def test_what_is_no_observation_is_refused(cartpole: asyncrl.Run) -> None:
     for name in (500, None):
         with pytest.raises(asyncrl.UsageError, match=f'checkpoint must be "best", "newest".*got {name}'):
             asyncrl.load(cartpole, checkpoint=name)  # type: ignore[arg-type]
-    with pytest.raises(asyncrl.UsageError, match="episodes must be at least 1"):
-        cartpole.evaluate(episodes=0)
+    for episodes in (0, "3", 2.5, None):
+        with pytest.raises(asyncrl.UsageError, match="episodes must be at least 1"):
+            cartpole.evaluate(episodes=episodes)  # type: ignore[arg-type]
+    for seed in ("x", 1.5, None):
+        with pytest.raises(asyncrl.UsageError, match="seed"):
+            asyncrl.load(cartpole, seed=seed)  # type: ignore[arg-type]
+    assert repr(asyncrl.load(cartpole, seed="7")) == repr(asyncrl.load(cartpole, seed=np.int64(7)))  # type: ignore[arg-type]
+    with pytest.raises(asyncrl.UsageError, match="greedy must be True, False or None, got 'no'"):
+        asyncrl.load(cartpole, greedy="no")  # type: ignore[arg-type]
+    for method in (asyncrl.load, asyncrl.Run.open):
+        with pytest.raises(asyncrl.UsageError, match="a run is given by its folder, got None"):
+            method(None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("algorithm", ["a3c", "n_step_q"])
@@ -1126,3 +1136,35 @@ def test_a_schedule_from_a_function_reaches_the_workers_and_a_resumed_run(tmp_pa
     assert (
         json.loads((first.path / "config.json").read_text())["config"] | {"total_steps": 4000, "resume": ""} == config
     )
+
+
+class Stuck(Screen):
+    """Its thirtieth step never returns."""
+
+    taken = 0
+
+    def step(self, action: Any) -> Any:
+        Stuck.taken += 1
+        if Stuck.taken == 30:
+            time.sleep(1000)
+        return super().step(action)
+
+
+def test_a_serial_run_whose_environment_hangs_fails_in_one_line(tmp_path: Path) -> None:
+    """Nobody else could end it: the command itself steps the environment."""
+    with pytest.raises(asyncrl.RunFailed, match=r"Stuck's step\(\) did not return within 1 seconds"):
+        asyncrl.train("a3c", env_id=Stuck, runs_dir=tmp_path, hang_seconds=1.0, **TINY | {"workers": 1})
+    status = status_of(next(tmp_path.glob("a3c/*/*")))
+    assert (status["state"], "traceback" in status) == ("failed", False)
+
+
+def test_a_program_that_records_no_gradients_can_train(tmp_path: Path) -> None:
+    """As within a function that plays; afterwards nothing is recorded again."""
+    with torch.inference_mode():
+        run = asyncrl.train("a3c", env_id="Catch", runs_dir=tmp_path, **TINY)
+        assert torch.is_inference_mode_enabled()
+    with torch.no_grad():
+        other = asyncrl.train("ppo", env_id="Catch", runs_dir=tmp_path, **TINY)
+        assert not torch.is_grad_enabled()
+
+    assert run.state == other.state == "finished"

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import asyncrl
@@ -222,3 +223,25 @@ def test_the_callbacks_of_the_documentation_work(tmp_path: Path) -> None:
     assert done.stderr == ""
     assert len(programs) == 6
     assert list((tmp_path / "kept").glob("step_*"))
+
+
+class Playing(asyncrl.Callback):
+    """Turns gradients off to play, and forgets to turn them on again."""
+
+    calls = 0
+
+    def on_evaluation(self, run: Any, evaluation: Any) -> None:
+        self.calls += 1
+        torch.set_grad_enabled(False)
+
+
+def test_a_callback_that_turns_gradients_off_harms_nobody(tmp_path: Path) -> None:
+    """Workers of a serial run are in the same process."""
+    playing = Playing()
+    asyncrl.train(
+        "a3c", env_id="Catch", backend="serial", workers=1, total_steps=400, evaluation_interval_steps=100,
+        evaluation_episodes=1, runs_dir=tmp_path, callback=playing,
+    )  # fmt: skip
+
+    assert playing.calls > 2
+    assert torch.is_grad_enabled()

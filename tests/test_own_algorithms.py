@@ -11,9 +11,10 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pytest
+import torch
 from torch import Tensor
 
 import asyncrl
@@ -26,6 +27,7 @@ from asyncrl.commands.train import configure
 from asyncrl.core.errors import UsageError
 from asyncrl.core.losses import Metrics
 from asyncrl.core.rollout import Rollout
+from asyncrl.ppo import PPO
 from tests.support import evaluations_of, status_of, the_run
 
 Refused: TypeAlias = Callable[..., str]
@@ -291,3 +293,58 @@ def test_a_class_that_no_other_process_can_import_trains_in_processes(tmp_path: 
 
     assert run.state == "finished"
     assert json.loads((run.path / "config.json").read_text())["config"]["scale"] == 0.5
+
+
+class Quitting(PPO):
+    """Ends the program as soon as somebody makes an agent."""
+
+    def __init__(self, *arguments: Any) -> None:
+        sys.exit(0)
+
+
+class QuittingConfig(PPO):
+    """The same when its settings are checked."""
+
+    @dataclass(frozen=True)
+    class Config(PPO.Config):
+        """Like PPO's."""
+
+        def check(self) -> None:
+            sys.exit(0)
+
+
+class Buffered(A3C):
+    """Has batch norm in its body, whose running moments nobody shares."""
+
+    @classmethod
+    def make_network(cls, config: Any, spaces: Any) -> Any:
+        network = super().make_network(config, spaces)
+        network.trunk.normal = torch.nn.BatchNorm1d(4)
+        return network
+
+
+class Double(A3C):
+    """Computes in float64."""
+
+    @classmethod
+    def make_network(cls, config: Any, spaces: Any) -> Any:
+        return super().make_network(config, spaces).double()
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "line"),
+    [
+        (Quitting, r"Quitting's initial_state\(\): SystemExit: 0"),
+        (QuittingConfig, "QuittingConfig's Config: SystemExit: 0"),
+        (Buffered, "the network of .*Buffered has buffers, as batch norm does; only parameters are shared"),
+        (Double, "the network of .*Double has parameters that are not float32"),
+    ],
+)
+def test_an_algorithm_that_cannot_be_trained_is_one_line_and_leaves_nothing(
+    algorithm: type[asyncrl.Algorithm], line: str, tmp_path: Path
+) -> None:
+    """Nor does it end the program."""
+    with pytest.raises(UsageError, match=line):
+        asyncrl.train(algorithm, env_id="Catch", backend="serial", total_steps=100, runs_dir=tmp_path)
+
+    assert list(tmp_path.iterdir()) == []

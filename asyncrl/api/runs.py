@@ -96,7 +96,7 @@ class Run:
     ) -> Result:
         """Play whole episodes with the learnt policy; `greedy` None: as in its own evaluations. Raises UsageError."""
         if not isinstance(episodes, int | np.integer) or episodes < 1:
-            raise UsageError(f"episodes must be a whole number of at least 1, got {episodes!r}")
+            raise UsageError(f"episodes must be at least 1, and whole, got {episodes!r}")
         from asyncrl.api.playing import load_run, play_run
 
         with one_thread(), random_numbers_kept():

@@ -303,3 +303,18 @@ def test_a_run_that_is_resumed_at_its_end_begins_for_its_last_evaluation(monkeyp
     assert (outcome.state, outcome.reason) == ("finished", "all steps")
     assert clock.started()
     assert begun == [1]
+
+
+def test_the_workers_of_a_host_that_is_gone_are_gone() -> None:
+    """Host 2 of three workers each has 6, 7 and 8; one that is only lost is replaced."""
+    leader, events = object.__new__(leader_of.Leader), list[tuple[str, dict[str, Any]]]()
+    summary = SimpleNamespace(workers_gone=[])
+    leader._run = SimpleNamespace(spec=SimpleNamespace(config=SimpleNamespace(workers=3)))  # type: ignore[assignment]
+    leader._monitor = SimpleNamespace(summary=summary, note_event=lambda event, **more: events.append((event, more)))  # type: ignore[assignment]
+
+    leader._hear("event", "host_lost", {"host": 0, "cause": "it is silent"})
+    assert summary.workers_gone == []
+    leader._hear("event", "host_gone", {"host": 2, "cause": "it is silent"})
+
+    assert summary.workers_gone == [6, 7, 8]
+    assert [event for event, _ in events] == ["host_lost", "host_gone"]

@@ -537,3 +537,10 @@ class TestVideo:
         with pytest.raises(UsageError, match="2 of 3 pictures could be written; is the disk full"):
             shoot()
         assert (tmp_path / "film.mp4").exists()
+
+
+def test_a_human_is_compared_with_in_atari_only(catch: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing is played for a flag that says nothing."""
+    assert main([str(catch), "--episodes", "1", "--human", "human-starts"]) == 2
+
+    assert "--human is for Atari games with published scores, not for Catch: leave it out" in capsys.readouterr().err

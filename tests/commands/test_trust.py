@@ -184,6 +184,47 @@ def test_environments_take_no_state_from_a_strangers_folder(
     assert "every worker continues where it was" in capfd.readouterr().out
 
 
+def test_a_strangers_folder_turns_no_tracker_on(
+    strange: Callable[..., Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It would log to this user's account; whoever wants that says so, and may turn it off as well."""
+    folder = strange()
+    data = json.loads((folder / "config.json").read_text())
+    data["config"]["track"] = ["wandb", "mlflow"]
+    (folder / "config.json").write_text(json.dumps(data))
+    words = ["a3c", "--resume", "run", "--total-steps", "600", "--quiet"]
+
+    assert main(words) == 2
+    error = capfd.readouterr().err
+    assert "would log to wandb and mlflow (track): if you trust it, add --trust" in error
+    assert error.count("\n") == 1
+    assert main(["evaluate", "run", "--episodes", "1"]) == 0
+    with pytest.raises(UsageError, match="would log to wandb and mlflow"):
+        asyncrl.train("a3c", resume=str(folder), total_steps=600)
+    asyncrl.train("a3c", resume=str(folder), total_steps=600, track=())
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "tb"])
+def test_a_strangers_folder_that_links_elsewhere_is_not_begun_anew(
+    name: str, strange: Callable[..., Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As --resume auto does with a run that has no checkpoint yet."""
+    place = tmp_path / "runs" / "a3c" / "Catch" / "mine"
+    place.parent.mkdir(parents=True)
+    shutil.move(strange(), place)
+    shutil.rmtree(place / "checkpoints")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "best_000000000900").mkdir()
+    for own in {"checkpoints", "tb"} - {name}:
+        (place / own).mkdir(exist_ok=True)
+    shutil.rmtree(place / name, ignore_errors=True)
+    (place / name).symlink_to(tmp_path / "elsewhere")
+
+    assert main(["a3c", *TRAIN, "--runs-dir", "runs", "--run-name", "mine", "--resume", "auto", "--quiet"]) == 2
+    assert f"its {name} is a link to {tmp_path}/elsewhere" in capfd.readouterr().err
+    assert [path.name for path in (tmp_path / "elsewhere").iterdir()] == ["best_000000000900"]
+
+
 @pytest.mark.parametrize("name", ["checkpoints", "tb"])
 def test_a_strangers_folder_that_links_elsewhere_is_not_resumed(
     name: str, catch: Path, strange: Callable[..., Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]

@@ -195,3 +195,16 @@ def test_a_ctrl_c_while_user_code_is_watched_is_a_ctrl_c() -> None:
     with pytest.raises(KeyboardInterrupt), watched(60), user_code("it", lambda e: Complaint(str(e))):
         signal.raise_signal(signal.SIGINT)
     signal.signal(signal.SIGINT, before)
+
+
+def test_the_number_of_threads_is_put_back() -> None:
+    """Of torch, and of OpenCV, which environments draw with."""
+    import cv2
+
+    before, own = (torch.get_num_threads(), cv2.getNumThreads()), Own()
+    with user_code("its reset()", own=own):
+        torch.set_num_threads(before[0] + 1)
+        cv2.setNumThreads(before[1] + 1)
+
+    assert (torch.get_num_threads(), cv2.getNumThreads()) == before
+    assert not own

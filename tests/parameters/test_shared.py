@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import tempfile
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import cast
 
 import pytest
@@ -469,3 +470,13 @@ def test_counts_of_a_checkpoint_that_are_none_are_refused(counts: Tensor) -> Non
 
     with pytest.raises(UsageError, match="its writer_updates are not counts"):
         store.restore(torch.zeros(3), store.state() | {"writer_updates": counts}, Counts())
+
+
+def test_the_lock_is_no_link(tmp_path: Path) -> None:
+    """Through which a file would be made in the user's name."""
+    (tmp_path / "store.lock").symlink_to(tmp_path / "mine")
+    store = shared_store(torch.zeros(1), PLAIN_SGD, lock_file=str(tmp_path / "store.lock"))
+
+    with pytest.raises(OSError, match="symbolic link"), store.exclusive():
+        pass
+    assert not (tmp_path / "mine").exists()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,11 +23,13 @@ from asyncrl.runtime import evaluator as module
 from asyncrl.runtime.clock import ENDED, FINISH, LEAVE, Clock
 from asyncrl.runtime.collect import Episode
 from asyncrl.runtime.evaluator import Evaluator, play, serve
+from asyncrl.runtime.monitor import Monitor
 from asyncrl.runtime.normalize import make_normalizer
 from asyncrl.runtime.protocols import EVALUATOR
 from asyncrl.runtime.run import Run
 from asyncrl.storage import checkpoints
 from asyncrl.storage.records import read_records
+from asyncrl.storage.rows import evaluations_in
 from tests.support import COUNTING, Counting, FixedAgent, make_run, push
 
 
@@ -325,8 +330,9 @@ def test_its_share_of_the_processor_is_bounded(
     used = [100.0]
     monkeypatch.setattr(time, "process_time", lambda: used[0])
     monkeypatch.setattr(module, "usable_cores", lambda: [0, 1])
-    monkeypatch.setattr(Clock, "seconds_of_this_part", property(lambda _: 10.0))
     evaluator = evaluate(make_run(tmp_path, evaluation_cpu_share=0.15), 1.0)
+    now = evaluator._began + 10.0
+    monkeypatch.setattr(module, "time", SimpleNamespace(**vars(time) | {"monotonic": lambda: now}))
 
     shares = []
     for used[0] in (100.0, 103.0, 103.1):
@@ -596,3 +602,21 @@ def test_who_is_asked_to_leave_evaluates_no_more(run: Run) -> None:
     serve(scripted, run)  # type: ignore[arg-type]
 
     assert scripted.evaluated == []
+
+
+@pytest.mark.parametrize("mean", ["lots", None, float("nan"), 10**400, True, [5.0]])
+def test_a_row_whose_score_is_none_says_nothing_about_the_best(
+    mean: Any, tmp_path: Path, evaluate: Callable[..., Evaluator]
+) -> None:
+    """Somebody has edited it; neither the evaluator, nor the monitor, nor a report takes it for one."""
+    run = make_run(tmp_path)
+    row = json.dumps({"steps": 5, "seconds": 1.0, "mean": mean, "lengths": [1]})
+    run.spec.folder.evaluator_file.write_text(row + "\n")
+
+    made = evaluate(run, 4.0).evaluate()
+
+    assert made is not None
+    assert made["best"] is True
+    with closing(Monitor(run)) as monitor:
+        assert monitor.summary.best_score == 4.0
+    assert [each["mean"] for each in evaluations_in(run.spec.folder.evaluator_file)[0]] == [4.0]

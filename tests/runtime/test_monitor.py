@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import pickle
 import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +18,7 @@ import torch
 from torch import Tensor
 
 from asyncrl.parameters.shared import BEGUN, UPDATES
+from asyncrl.runtime import clock as clock_module
 from asyncrl.runtime.clock import Clock
 from asyncrl.runtime.monitor import Monitor, Rate, Summary, in_words
 from asyncrl.runtime.protocols import EVALUATOR, LEARNER
@@ -552,3 +556,34 @@ def test_losses_are_told_in_the_status_the_records_and_tensorboard(
     assert {tag: points(run.spec.folder.tensorboard, f"workers/{tag}") for tag in tags} == {
         tag: [(64, value)] for tag, value in tags.items()
     }
+
+
+def test_the_clock_stands_still_once_training_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last evaluation takes 100 seconds, which are none of training's 10; the run is resumed with 5 before."""
+    now = [1]
+    monkeypatch.setattr(clock_module, "time", SimpleNamespace(monotonic_ns=lambda: now[0]))
+    own = Clock(1, 1000, base_seconds=5.0)
+    own.start()
+    now[0] += 10 * 10**9
+    assert own.seconds == 15.0
+    for _ in range(2):
+        own.halt()
+        now[0] += 50 * 10**9
+
+    assert (own.seconds, own.seconds_of_this_part) == (15.0, 10.0)
+    assert pickle.loads(ForkingPickler.dumps(own)).seconds == 15.0
+
+
+def test_a_learner_that_was_replaced_is_counted_where_there_is_one(tmp_path: Path) -> None:
+    """In TensorBoard and in the records; without a learner there is no such number."""
+    for algorithm, expected in (("impala", 1), ("a3c", None)):
+        own = make_run(tmp_path / algorithm, algorithm)
+        monitor = Monitor(own)
+        monitor.begin()
+        if expected:
+            monitor.note_loss("restarted", LEARNER, "was killed by SIGKILL")
+        monitor.look(now=True)
+        monitor.end()
+
+        rows = [row for row in read_records(own.spec.folder.supervisor_file) if "event" not in row]
+        assert rows[-1].get("async/learner_restarts") == expected

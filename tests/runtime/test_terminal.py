@@ -116,8 +116,10 @@ def test_gradients_that_were_too_old_or_outliers_are_told_apart() -> None:
 
 def test_losses_are_told_when_there_are_any() -> None:
     """In the line, and in the panel with a red lamp for who is gone."""
-    summary = replace(PONG, worker_restarts=[2, 1, *[0] * 14], workers_gone=[3], evaluator_restarts=1)
-    told = "worker restarts 3, workers gone 1, evaluator restarts 1"
+    summary = replace(
+        PONG, worker_restarts=[2, 1, *[0] * 14], workers_gone=[3], evaluator_restarts=1, learner_restarts=2
+    )
+    told = "worker restarts 3, workers gone 1, evaluator restarts 1, learner restarts 2"
 
     assert one_line(summary).endswith(f" | {told}")
     assert told in " ".join(" ".join(line.strip("│ ").split()) for line in drawn(summary, 120))

@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from asyncrl.storage import checkpoints, files
 from asyncrl.storage.checkpoints import BadCheckpoint, Checkpoint
+from tests.faults.test_damaged_checkpoints import rewrite
 from tests.storage.limits import no_file_beyond
 
 FILES = ("weights.safetensors", "state.safetensors", "manifest.json")
@@ -513,3 +514,18 @@ def test_leftovers_of_a_killed_save_are_never_taken_for_checkpoints(tmp_path: Pa
     assert checkpoints.find(tmp_path) == []
     with pytest.raises(BadCheckpoint):
         checkpoints.load_newest(tmp_path)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e8m0fnu])
+def test_a_type_that_torch_cannot_compute_with_is_a_damaged_checkpoint(tmp_path: Path, dtype: torch.dtype) -> None:
+    """All sums are right; an older one is loaded instead."""
+    checkpoints.save(tmp_path, make(100))
+    path = checkpoints.save(tmp_path, make(200))
+    save_file({"head": torch.zeros(2).to(dtype)}, path / "weights.safetensors")
+    rewrite(path, lambda manifest: None)
+
+    loaded, skipped = checkpoints.load_newest(tmp_path)
+
+    assert loaded.steps == 100
+    assert len(skipped) == 1
+    assert "weights.safetensors: not a safetensors file" in skipped[0]

@@ -142,3 +142,12 @@ def test_facts_that_cannot_be_read_are_none(tmp_path: Path, content: str) -> Non
     """However deep they are nested."""
     (tmp_path / "status.json").write_text(content)
     assert read_facts(tmp_path / "status.json") == {}
+
+
+def test_facts_are_not_read_through_a_link(tmp_path: Path) -> None:
+    """They may be shown, and a stranger's folder may link to a secret."""
+    (tmp_path / "secret.json").write_text('{"key": 1}')
+    (tmp_path / "host.json").symlink_to(tmp_path / "secret.json")
+
+    assert read_facts(tmp_path / "secret.json") == {"key": 1}
+    assert read_facts(tmp_path / "host.json") == {}

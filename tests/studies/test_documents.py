@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from matplotlib.figure import Figure
 
-from asyncrl.studies.documents import code, heading, items, paragraph, picture, table, write_pages
+from asyncrl.core.errors import UsageError
+from asyncrl.studies.documents import code, heading, items, paragraph, picture, report_in, table, write_pages
 
 NASTY = '<script>alert(1)</script>"><img src=x onerror=alert(1)>'
 
@@ -30,3 +32,15 @@ def test_a_table_aligns_numbers_to_the_right_and_words_to_the_left() -> None:
     assert block.markdown.splitlines()[1] == "| --- | --- | --: | --: |"
     assert '<th class="words">state</th><th>1</th>' in block.html
     assert '<td class="words"></td><td></td><td>&lt; 0.50 *</td>' in block.html
+
+
+def test_no_report_is_written_through_a_link(tmp_path: Path) -> None:
+    """The study may be a stranger's."""
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "study").mkdir()
+    assert report_in(tmp_path / "study") == tmp_path / "study" / "report"
+    (tmp_path / "study" / "report").rmdir()
+    (tmp_path / "study" / "report").symlink_to(tmp_path / "elsewhere")
+
+    with pytest.raises(UsageError, match=r"report is a link to .*elsewhere: replace the link by a folder"):
+        report_in(tmp_path / "study")

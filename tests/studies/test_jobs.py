@@ -147,3 +147,20 @@ def test_a_run_that_was_interrupted_is_made_anew(tmp_path: Path) -> None:
     assert not (folder / "mark").exists()
     host = json.loads((folder / "host.json").read_text())
     assert host["cores_usable"] == len(os.sched_getaffinity(0))
+
+
+def test_no_folder_is_removed_that_only_a_link_leads_to(tmp_path: Path) -> None:
+    """A study may be a stranger's, and the link above the run may lead to one's own runs."""
+    job = Job("a3c", "Catch", "one", ())
+    own, study = tmp_path / "own", tmp_path / "study"
+    place = job.folder(own)
+    finish(place)
+    (place / "status.json").write_text(json.dumps({"state": "failed"}))
+    study.mkdir()
+    (study / "a3c").symlink_to(own / "a3c")
+
+    with alone_in(study, silent) as lock:
+        (failure,) = run_jobs([job], study, 1, lock, silent)
+
+    assert "is not removed: a link leads to it" in failure
+    assert (place / "mark").exists()
