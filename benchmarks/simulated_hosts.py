@@ -41,7 +41,7 @@ from asyncrl.parameters.shared import SharedStore
 from asyncrl.runtime.clock import ENDED, FINISH, RUNNING
 from asyncrl.runtime.hosts import on_one_host
 from asyncrl.runtime.link import Answer, Call
-from asyncrl.runtime.protocols import Counts
+from asyncrl.runtime.protocols import Counts, name_of
 from asyncrl.runtime.roles import Role, build_worker
 from asyncrl.runtime.run import Handles, Run, RunSpec
 from asyncrl.storage.records import RecordWriter
@@ -143,7 +143,7 @@ class SimulatedHost(Member):
     def build_worker(self, worker: int) -> Role:
         """One of its workers, ready to go."""
         run, everywhere = Run(self.spec, self._handles), self.spec.among_all(worker)
-        path = self.spec.folder.worker_file(everywhere)
+        path = self.spec.folder.records_file(name_of(everywhere))
         return build_worker(run, worker, make_writer=lambda _: Renumbered(path, everywhere))
 
     def end_worker(self, worker: int) -> None:

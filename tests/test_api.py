@@ -29,7 +29,7 @@ from asyncrl.api.runs import Rows
 from asyncrl.catalog import ALGORITHMS
 from asyncrl.commands.train import configure
 from asyncrl.core.extras import to_install
-from asyncrl.runtime.protocols import EVALUATOR
+from asyncrl.runtime.protocols import EVALUATOR, name_of
 from asyncrl.runtime.seeding import ENVIRONMENT, NO_PART, derive
 from asyncrl.storage.records import read_records
 from asyncrl.storage.run_folder import RunFolder
@@ -1129,7 +1129,7 @@ def test_a_schedule_from_a_function_reaches_the_workers_and_a_resumed_run(tmp_pa
     assert (config["learning_rate"], config["learning_rate_schedule"]) == (1e-3, "0:1,0.24:1,0.25:0.5,1:0.5")
     further = asyncrl.train("a3c", resume=first.path, total_steps=8000)
 
-    rows = [row for worker in range(2) for row in read_records(RunFolder(further.path).worker_file(worker))]
+    rows = [row for worker in range(2) for row in read_records(RunFolder(further.path).records_file(name_of(worker)))]
     rates = {row["learning_rate"] for row in rows if row.get("updates")}
     assert {1e-3, 5e-4} <= rates
     assert all(5e-4 <= one <= 1e-3 for one in rates)

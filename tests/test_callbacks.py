@@ -14,6 +14,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import asyncrl
+from asyncrl.runtime.protocols import name_of
 from asyncrl.storage.records import read_records
 from asyncrl.storage.run_folder import RunFolder
 from tests.support import status_of
@@ -66,7 +67,7 @@ def test_callbacks_are_told_everything_in_the_calling_process(tmp_path: Path, ba
     assert diary.of("evaluation") == run.evaluations()
     assert diary.of("progress")[-1].steps == status_of(run.path)["steps"]
     folder = RunFolder(run.path)
-    rows = [(worker, row) for worker in range(2) for row in read_records(folder.worker_file(worker))]
+    rows = [(worker, row) for worker in range(2) for row in read_records(folder.records_file(name_of(worker)))]
     played = [asyncrl.Episode(worker, *episode) for worker, row in rows for episode in row.get("episodes", ())]
     assert sorted(map(str, diary.of("episode"))) == sorted(map(str, played))
     assert len(played) > 10

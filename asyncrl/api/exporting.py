@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib
 import io
 import json
 import logging
@@ -24,7 +23,7 @@ from torch import Tensor, nn
 
 from asyncrl.api.playing import Loaded, outputs_of, play_episodes
 from asyncrl.core.errors import UsageError
-from asyncrl.core.extras import to_install
+from asyncrl.core.extras import imported
 from asyncrl.core.moments import LARGEST, standardize
 from asyncrl.core.rollout import State
 from asyncrl.nets.acting import act_by_torch
@@ -149,8 +148,8 @@ def write_torch(loaded: Loaded, model: ExportedAgent, file: Path) -> None:
 
 def write_onnx(loaded: Loaded, model: ExportedAgent, file: Path) -> None:
     """Write an ONNX model. Raises UsageError if onnx or onnxscript is missing."""
-    _import("onnxscript")
-    onnx = _import("onnx")
+    imported("onnxscript", "onnxscript is not installed", "export")
+    onnx = imported("onnx", "onnx is not installed", "export")
     program = export_program(model)
     with _calm():
         made = torch.onnx.export(
@@ -194,7 +193,7 @@ def read_torch(file: Path) -> Decide:
 
 def read_onnx(file: Path) -> Decide:
     """Read a model that `write_onnx` wrote, for onnxruntime. Raises UsageError if that is missing."""
-    runtime = _import("onnxruntime")
+    runtime = imported("onnxruntime", "onnxruntime is not installed", "export")
     options = runtime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     session = runtime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
@@ -247,13 +246,6 @@ def compare(loaded: Loaded, model: ExportedAgent, decide: Decide, observations: 
     compared = ComparedAgent(loaded, model, decide)
     play_episodes(loaded, observations, agent=compared, interrupted=lambda: compared.observations >= observations)
     return compared
-
-
-def _import(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        raise UsageError(f"{name} is not installed: {to_install('export')}") from None
 
 
 @contextlib.contextmanager

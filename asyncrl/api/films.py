@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from asyncrl.core.errors import UsageError
-from asyncrl.core.extras import to_install
+from asyncrl.core.extras import imported
 from asyncrl.envs.environment import BadEnvironment, Environment, EpisodeLost, Wrapper
 from asyncrl.envs.pictures import resized
 from asyncrl.envs.spec import TOYS, EnvSpec
@@ -41,10 +41,7 @@ def check_file(flag: str, file: str) -> None:
     if not Path(file).absolute().parent.is_dir():
         raise UsageError(f"{flag} {file}: there is no such folder")
     if suffix != ".gif":
-        try:
-            import imageio_ffmpeg  # noqa: F401 - is it there?
-        except ImportError:
-            raise UsageError(f"{flag} needs imageio-ffmpeg: {to_install('video')}") from None
+        imported("imageio_ffmpeg", f"{flag} needs imageio-ffmpeg", "video")
 
 
 def with_pictures(spec: EnvSpec) -> EnvSpec:

@@ -48,13 +48,9 @@ class Rows(list[RowT]):
 
     def frame(self) -> Any:
         """The rows as a pandas.DataFrame, with a column for each key. Raises UsageError without pandas."""
-        try:
-            import pandas
-        except ImportError:
-            from asyncrl.core.extras import to_install
+        from asyncrl.core.extras import imported
 
-            raise UsageError(f"a frame needs pandas: {to_install('', 'pandas')}") from None
-        return pandas.DataFrame(list(self))
+        return imported("pandas", "a frame needs pandas", package="pandas").DataFrame(list(self))
 
 
 @dataclass(frozen=True)

@@ -7,17 +7,16 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from asyncrl.backends import process_trees
 from asyncrl.backends.processes import begin, end, how_it_died, start, start_context
 from asyncrl.core.errors import UsageError, one_line
 from asyncrl.core.spaces import Spaces
 from asyncrl.core.user_code import SAY_SECONDS, handed_over, say_waiting, told, too_long, watched
-from asyncrl.envs.spec import EnvironmentNotice, EnvSpec
+from asyncrl.envs.spec import EnvironmentNotice, EnvSpec, notices_told
 
 if TYPE_CHECKING:
     from asyncrl.core.named import Parcel
@@ -80,18 +79,9 @@ def _main(sender: Connection, spec: EnvSpec, own: tuple[Parcel, ...], steps: boo
     or UsageError. Its Ctrl-C is for the process that waits."""
     begin(token)
     os.dup2(2, 1)
-    show: Callable[..., Any] = warnings.showwarning
-
-    def note(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
-        if issubclass(category, EnvironmentNotice):
-            sender.send(EnvironmentNotice(str(message)))
-        else:
-            show(message, category, *place, **more)
-
     answer: Spaces | UsageError
     try:
-        warnings.showwarning = note
-        with told(sender.send):
+        with told(sender.send), notices_told(lambda text: sender.send(EnvironmentNotice(text))):
             answer = spec.probe(steps)
     except UsageError as error:
         answer = UsageError(str(error))

@@ -8,15 +8,14 @@ import io
 import os
 import signal
 import sys
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from asyncrl.config.commandline import parse
 from asyncrl.core.errors import UsageError
 from asyncrl.core.output import ending_with_its_reader, print_line
-from asyncrl.envs.spec import EnvironmentNotice
+from asyncrl.envs.spec import notices_told
 from asyncrl.storage.files import disk_trouble
 from asyncrl.storage.run_folder import versions
 
@@ -37,24 +36,6 @@ def version() -> str:
     """The versions of this package and of what its results depend on most."""
     names = ("asyncrl", "python", "torch", "numpy", "gymnasium", "ale-py")
     return ", ".join(f"{name} {found}" for name in names if (found := versions()[name]))
-
-
-@contextlib.contextmanager
-def _notices_in_one_line(program: str) -> Iterator[None]:
-    """Show what there is to say about an environment's id as a line, without the place in our code that says it."""
-    show = warnings.showwarning
-
-    def in_one_line(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
-        if issubclass(category, EnvironmentNotice):
-            print_line(f"{program}: {message}", error=True)
-        else:
-            show(message, category, *place, **more)
-
-    warnings.showwarning = in_one_line
-    try:
-        yield
-    finally:
-        warnings.showwarning = show
 
 
 @contextlib.contextmanager
@@ -89,7 +70,8 @@ def run_command(program: str, command: Callable[[], int]) -> int:
     if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # see asyncrl/__init__.py
     try:
-        with ending_with_its_reader(), _notices_in_one_line(program):
+        # What there is to say about an environment's id is one line, without the place in our code that says it.
+        with ending_with_its_reader(), notices_told(lambda text: print_line(f"{program}: {text}", error=True)):
             return command()
     except UsageError as error:
         print_line(f"{program}: error: {' '.join(error.shell.splitlines())}", error=True)

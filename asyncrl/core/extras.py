@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import shlex
 from pathlib import Path
+from typing import Any
+
+from asyncrl.core.errors import UsageError
 
 CLONE = Path(__file__).parents[2]
 """The folder around this package."""
+
+
+def imported(module: str, need: str, extra: str = "", package: str = "") -> Any:
+    """A module of an optional package. Raises UsageError, which says who has the `need`, if it is missing."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise UsageError(f"{need}: {to_install(extra, package)}") from None
 
 
 def to_install(extra: str, package: str = "") -> str:

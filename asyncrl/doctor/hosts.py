@@ -51,7 +51,6 @@ class Machine:
     """What was found on one machine."""
 
     name: str
-    address: str
     versions: dict[str, str | None]
     cores: int
     threads: int
@@ -216,7 +215,6 @@ def look_at(probe: Any, number: int, nodes: Sequence[dict[str, Any]], shard: Any
     ray.kill(probe)
     return Machine(
         name=own["NodeManagerHostname"],
-        address=own["NodeManagerAddress"],
         ahead_seconds=clock[1],
         uncertain_seconds=clock[0],
         call_seconds=tuple(calls),

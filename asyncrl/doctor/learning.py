@@ -310,16 +310,14 @@ def ask(
             children.append(Child.of(run, who).start(context, partial(_answer, question), run, who))
         began, clock = time.monotonic(), run.handles.clock
         while running := [child for child in children if child.exitcode is None]:
-            if time.monotonic() > max(began, *map(clock.heartbeat, everyone)) + seconds:
-                break
             if any(child.exitcode for child in children):
                 break
+            if time.monotonic() > max(began, *map(clock.heartbeat, everyone)) + seconds:
+                raise NoAnswer(f"did not answer within {seconds:.0f} s")
             running[0].join(0.02)
         for who, child in zip(everyone, children, strict=True):
             if child.exitcode:
                 raise NoAnswer(Child.of(run, who).end_of(child).cause)
-        if any(child.exitcode is None for child in children):
-            raise NoAnswer(f"did not answer within {seconds:.0f} s")
         return [torch.load(answer_file(run, who), weights_only=True) for who in everyone]
     finally:
         end(*children)

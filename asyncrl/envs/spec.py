@@ -8,9 +8,11 @@ Importing this module costs nothing: the emulator, OpenCV and Gymnasium are impo
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 import warnings
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +41,24 @@ TOYS = ("Chain", "Catch")
 
 class EnvironmentNotice(UserWarning):
     """Gymnasium's warning about an id, for example that there is a newer version."""
+
+
+@contextlib.contextmanager
+def notices_told(tell: Callable[[str], None]) -> Iterator[None]:
+    """During the block, `tell` is called with each EnvironmentNotice; other warnings are shown as before."""
+    show = warnings.showwarning
+
+    def note(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+        if issubclass(category, EnvironmentNotice):
+            tell(str(message))
+        else:
+            show(message, category, *place, **more)
+
+    warnings.showwarning = note
+    try:
+        yield
+    finally:
+        warnings.showwarning = show
 
 
 @dataclass(frozen=True)

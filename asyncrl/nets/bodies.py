@@ -6,15 +6,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
 from typing import TypeVar
-from weakref import WeakSet
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from asyncrl.core.errors import UsageError, one_line
-from asyncrl.core.flat import check_shareable
-from asyncrl.core.user_code import user_code
+from asyncrl.core.errors import UsageError
 
 L = TypeVar("L", bound=nn.Module)
 
@@ -24,6 +20,8 @@ class Body(nn.Module):
 
     features: int
     """Width of the output."""
+    initialises_itself = False
+    """Whether it keeps the weights that it was made with."""
 
     def step(self, observations: Tensor) -> Tensor:
         """Features `[E, F]` of observations `[E, ...]`, for acting."""
@@ -55,39 +53,6 @@ class VectorBody(Body):
         return hidden
 
 
-_made = WeakSet[nn.Module]()  # layers that users' factories have made, and that learn
-
-
-class OwnBody(Body):
-    """A body made by a user's factory. It keeps its own initial weights."""
-
-    def __init__(self, name: str, shape: tuple[int, ...]) -> None:
-        """Raises UsageError if the factory does not make a body for observations of this shape."""
-        from asyncrl.core.named import find
-
-        super().__init__()
-        with user_code(f"--network {name}"):
-            factory = find(name)
-        with user_code(f"--network {name}", lambda error: UsageError(f"--network {name} failed: {one_line(error)}")):
-            self.body = factory(shape)
-            with torch.no_grad():
-                features = self.body(torch.zeros(2, *shape))
-        if not isinstance(self.body, nn.Module) or not isinstance(features, Tensor) or features.shape[:-1] != (2,):
-            sizes = ", ".join(map(str, shape))
-            raise UsageError(f"--network {name} must return an nn.Module from [B, {sizes}] to [B, features]")
-        learnt = {part for part in self.body.modules() if any(own.requires_grad for own in part.parameters(False))}
-        if any(part in _made for part in learnt):
-            raise UsageError(f"--network {name} must make new layers at each call: a run has several copies")
-        _made.update(learnt)
-        check_shareable(self.body, f"--network {name}")
-        self.features = features.shape[-1]
-
-    def forward(self, observations: Tensor) -> Tensor:
-        """Features `[B, F]` of observations `[B, *shape]`, which are converted to float32."""
-        features: Tensor = self.body(observations.to(torch.float32, copy=True))  # the body may work in place
-        return features
-
-
 def linear_layers(sizes: Sequence[int]) -> nn.ModuleList:
     """Linear layers between consecutive `sizes`."""
     return nn.ModuleList(nn.Linear(i, o) for i, o in pairwise(sizes))
@@ -107,13 +72,15 @@ def parameters_of(layers: nn.ModuleList) -> list[tuple[Tensor, Tensor]]:
 
 
 def initialise(network: nn.Module, how: str, head_gains: Mapping[nn.Module, float]) -> None:
-    """Initialise every layer of `network` except the memory and a user's own body, which initialise themselves.
+    """Initialise every layer of `network` except the memory and bodies that initialise themselves.
 
     "orthogonal": orthogonal weights, with the gain from `head_gains` for heads and sqrt(2) elsewhere, and zero biases
     (Saxe et al. 2014). "torch7": U(+-1/sqrt(fan_in)) for weights and biases, which the paper's author calls the default
     Torch initialisation.
     """
-    own = {layer for body in network.modules() if isinstance(body, OwnBody) for layer in body.modules()}
+    own = {
+        layer for body in network.modules() if getattr(body, "initialises_itself", False) for layer in body.modules()
+    }
     for layer in network.modules():
         if layer in own or not isinstance(layer, nn.Linear | nn.Conv2d):
             continue

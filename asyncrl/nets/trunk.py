@@ -20,7 +20,7 @@ from asyncrl.core.errors import UsageError
 from asyncrl.core.rollout import State
 from asyncrl.core.spaces import Spaces
 from asyncrl.core.user_code import is_name
-from asyncrl.nets.bodies import Body, OwnBody, VectorBody
+from asyncrl.nets.bodies import Body, VectorBody
 
 AUTO = {"atari": "small", "screen": "small", "board": "board", "vector": "mlp"}
 """The network that "auto" chooses, by the kind of observation."""
@@ -127,6 +127,8 @@ def make_body(network: str, widths: tuple[int, ...], spaces: Spaces, normalized:
         return PartsBody(network, widths, spaces, normalized, make_body)
     name, shape = AUTO[spaces.kind] if network == "auto" else network, spaces.observation_shape
     if is_name(name):
+        from asyncrl.nets.own import OwnBody
+
         return OwnBody(name, shape)
     if spaces.is_image == (name == "mlp"):
         what = "an image" if spaces.is_image else "a vector"

@@ -25,8 +25,7 @@ from asyncrl.runtime.roles import build_agent, build_environments
 from asyncrl.runtime.run import Run
 from asyncrl.runtime.snapshots import beside_theta, require_finite, take_checkpoint
 from asyncrl.storage import checkpoints
-from asyncrl.storage.records import RecordWriter, read_records
-from asyncrl.storage.rows import is_score
+from asyncrl.storage.records import RecordWriter, is_score, read_records
 
 AUTO_EVALUATIONS, AUTO_MOST_STEPS = 20, 100_000
 """Of --evaluation-interval-steps auto: parts of the run between evaluations, and their most steps."""

@@ -15,15 +15,14 @@ from typing import TYPE_CHECKING, Any, cast
 from torch import Tensor
 
 from asyncrl.core.schedules import crossed
-from asyncrl.runtime.protocols import EVALUATOR, LEARNER, Counts, in_theta, name_of
+from asyncrl.runtime.protocols import EVALUATOR, LEARNER, Counts, in_records, in_theta, name_of
 from asyncrl.runtime.recorder import Recorder
 from asyncrl.runtime.run import Run
 from asyncrl.runtime.snapshots import beside_theta, take_checkpoint
 from asyncrl.runtime.telemetry import summed_up, time_shares
 from asyncrl.storage import checkpoints
 from asyncrl.storage.holding import FolderLost
-from asyncrl.storage.records import RecordReader
-from asyncrl.storage.rows import is_score
+from asyncrl.storage.records import RecordReader, is_score
 from asyncrl.storage.run_folder import STATUS, started_at
 
 if TYPE_CHECKING:
@@ -170,8 +169,8 @@ class Monitor:
             worker_restarts=[0] * config.all_workers,
         )
         self._count()
-        self._readers = {k: RecordReader(folder.worker_file(k)) for k in range(config.all_workers)}
-        self._readers |= {who: RecordReader(folder.learner_file(name_of(who))) for who in clock.learners}
+        everyone = [*range(config.all_workers), *clock.learners]
+        self._readers = {who: RecordReader(folder.records_file(name_of(who))) for who in everyone}
         hosts = config.most_hosts if config.backend == "ray" else 0
         self._exchanges = [RecordReader(folder.exchange_file(host)) for host in range(hosts)]
         self._evaluator = RecordReader(folder.evaluator_file)
@@ -480,11 +479,6 @@ class Monitor:
 def no_state() -> tuple[None, dict[str, Tensor]]:
     """The state of all workers, of a backend that cannot tell it."""
     return None, {}
-
-
-def in_records(worker: int) -> int | str:
-    """How the records name a worker, the evaluator or the learner."""
-    return worker if worker >= 0 else name_of(worker)
 
 
 def in_words(facts: Mapping[str, float]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncrl.core.errors import UsageError
-from asyncrl.core.moments import Moments, mean_and_deviation, standardize
+from asyncrl.core.moments import Moments, mean_and_deviation, merge, standardize
 from asyncrl.runtime.clock import shared_zeros
 from asyncrl.runtime.plan import Plan
 from asyncrl.runtime.protocols import EVALUATOR
@@ -77,10 +78,10 @@ class RunMoments:
         """What these workers have gathered, of observations and of returns, each merged to one row."""
         return tuple(Moments(rows[:-1]).merged() for rows in self._rows.values())
 
-    def lay_down(self, earlier: Sequence[NDArray[np.float64]]) -> None:
+    def lay_down(self, *elsewhere: Sequence[NDArray[np.float64]]) -> None:
         """Set the moments not gathered by these workers: before a resume, and on other hosts."""
-        for rows, row in zip(self._rows.values(), earlier, strict=True):
-            rows[-1] = torch.from_numpy(row)
+        for number, rows in enumerate(self._rows.values()):
+            rows[-1] = torch.from_numpy(functools.reduce(merge, [own[number] for own in elsewhere]))
 
     def rows(self) -> dict[str, Tensor]:
         """Copies of all rows, for a run that resumes exactly."""

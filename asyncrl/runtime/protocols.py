@@ -22,6 +22,11 @@ def name_of(who: int) -> str:
     return names.get(who, f"learner-{LEARNER - who:02}")
 
 
+def in_records(who: int) -> int | str:
+    """How records name a process of a run: a worker by its number."""
+    return who if who >= 0 else name_of(who)
+
+
 @dataclass(slots=True)
 class Update:
     """A gradient on its way into theta."""

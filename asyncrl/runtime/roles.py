@@ -146,7 +146,7 @@ def build_worker(
     config, algorithm = spec.config, spec.method
     agent, replica = make_agent(run, worker)
     before = running_threads()
-    writer = make_writer(spec.folder.worker_file(worker))
+    writer = make_writer(spec.folder.records_file(name_of(worker)))
     environments = build_environments(
         run, worker, config.envs_per_worker, False, lambda line: writer.write({"worker": worker, "event": line})
     )
@@ -177,7 +177,7 @@ def build_learner(
 ) -> Role:
     """A learner of an algorithm whose experience goes to one; `make_writer` as for workers."""
     agent, replica = make_agent(run, learner)
-    writer = make_writer(run.spec.folder.learner_file(name_of(learner)))
+    writer = make_writer(run.spec.folder.records_file(name_of(learner)))
     writer.write({"worker": name_of(learner), "event": "ready"})
     return Role(learner, run.handles.clock, learning_loop(run, learner, agent, replica, writer), agent, writer)
 

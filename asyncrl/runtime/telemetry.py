@@ -12,7 +12,7 @@ from asyncrl.core.losses import Metrics
 from asyncrl.core.rollout import Part
 from asyncrl.runtime.clock import Clock
 from asyncrl.runtime.collect import Collector
-from asyncrl.runtime.protocols import NOT_FINITE, OUTLIER, STALE, UNDER_WAY, Batch, Counts, Receipt, name_of
+from asyncrl.runtime.protocols import NOT_FINITE, OUTLIER, STALE, UNDER_WAY, Batch, Counts, Receipt, in_records
 from asyncrl.storage.records import Rows
 
 MOST_DROPPED = 10
@@ -133,7 +133,7 @@ class Telemetry:
         if not (self._updates or self._dropped or self._steps or episodes):
             return
         row: dict[str, Any] = {
-            "worker": self._who if self._who >= 0 else name_of(self._who),
+            "worker": in_records(self._who),
             "steps": self._clock.steps,
             "seconds": round(self._clock.seconds, 3),
         }

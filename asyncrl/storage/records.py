@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 from asyncrl.storage.files import AppendedFile, plain
 
@@ -80,6 +81,11 @@ class RecordReader:
         rows = [_parse(line) for line in complete.split(b"\n")[:-1]]
         self.skipped += rows.count(None)
         return [row for row in rows if row is not None]
+
+
+def is_score(value: object) -> TypeGuard[float]:
+    """Whether it is a finite number: somebody may have edited the records, and JSON in Python knows NaN."""
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max  # type: ignore[arg-type]
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
-from asyncrl.storage.records import read_records
+from asyncrl.storage.records import is_score, read_records
 
 
 class Passed:
@@ -41,11 +40,6 @@ def made_last(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         if steps is not None:
             least = most = steps
     return kept[::-1]
-
-
-def is_score(value: object) -> TypeGuard[float]:
-    """Whether it is a finite number: somebody may have edited the records, and JSON in Python knows NaN."""
-    return type(value) in (int, float) and abs(value) <= sys.float_info.max  # type: ignore[arg-type]
 
 
 def evaluations_in(file: Path) -> tuple[list[dict[str, Any]], float | None]:

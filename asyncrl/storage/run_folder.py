@@ -147,13 +147,9 @@ class RunFolder:
     store_lock = _Entry("store.lock")
     """Who pushes or pulls with `--update locked` holds it."""
 
-    def learner_file(self, role: str = "learner") -> Path:
-        """The records of a learner, where there is one."""
+    def records_file(self, role: str) -> Path:
+        """The records of a worker or a learner; `role` is such as "worker-03" or "learner"."""
         return self.path / f"{role}.jsonl"
-
-    def worker_file(self, rank: int) -> Path:
-        """The records of one worker; ranks count from 0."""
-        return self.path / f"worker-{rank:02d}.jsonl"
 
     def exchange_file(self, host: int) -> Path:
         """The records of what a host exchanged with the others; hosts count from 0."""

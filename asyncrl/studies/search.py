@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from asyncrl.core.errors import UsageError
-from asyncrl.core.extras import to_install
+from asyncrl.core.extras import imported
 from asyncrl.storage.records import read_records
 from asyncrl.studies.jobs import Job, RunningJobs, Say, Told, is_done, run_tasks
 from asyncrl.studies.measure import measure
@@ -323,10 +323,7 @@ class Watch:
 
 def import_optuna() -> Any:
     """Import Optuna, without its log. Raises UsageError if it is missing."""
-    try:
-        import optuna
-    except ImportError:
-        raise UsageError(f"a search needs Optuna: {to_install('search')}") from None
+    optuna = imported("optuna", "a search needs Optuna", "search")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna
 

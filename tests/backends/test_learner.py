@@ -16,7 +16,7 @@ import pytest
 from asyncrl.backends.outcome import failed
 from asyncrl.backends.ray.arrivals import Arrivals
 from asyncrl.backends.ray.host import Host
-from asyncrl.backends.ray.learner import LearnerHost, filling
+from asyncrl.backends.ray.learner import MOMENTS, LearnerHost
 from asyncrl.backends.ray.reports import LEFT, Seen
 from asyncrl.core.errors import NotFinite
 from asyncrl.experience.replay import Replay
@@ -71,7 +71,9 @@ def fill(learner: LearnerHost, run: Run, known: State | None = None, times: int 
     counts = store.counts() if known is None else Counts(*known["counts"].tolist())
     known = known or beginning(store.snapshot().numpy())
     moments = [np.zeros_like(row) for row in run.handles.moments.of_workers()]
-    assert learner.begin(learner.who()[0], times, filling(known, store.state(), moments, 0, 0.0, counts, 0))
+    rest = {name: tensor.numpy() for name, tensor in store.state().items()} | dict(zip(MOMENTS, moments, strict=True))
+    numbers = {"steps": np.array([0]), "seconds": np.array([0.0]), "counts": np.array(counts, np.int64)}
+    assert learner.begin(learner.who()[0], times, {**known, **rest, **numbers, "lost": np.array([0])})
 
 
 class Driving:

@@ -16,7 +16,7 @@ from asyncrl.doctor.hosts import Machine, judge_machines, on_all_interfaces
 
 PARAMETERS = 1_000_000
 GOOD = Machine(
-    name="first", address="10.0.0.1", versions={"python": "3.11.7", "torch": "2.13.0", "asyncrl": "0.1", "ray": "2.60"},
+    name="first", versions={"python": "3.11.7", "torch": "2.13.0", "asyncrl": "0.1", "ray": "2.60"},
     cores=8, threads=1, shared_bytes=2**33, token=True, exposed=(), unreachable=(), ahead_seconds=0.0,
     uncertain_seconds=0.001, call_seconds=(0.001, 0.002, 0.001), exchange_seconds=(0.02, 0.04, 0.02),
 )  # fmt: skip

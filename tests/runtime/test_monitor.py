@@ -21,7 +21,7 @@ from asyncrl.parameters.shared import BEGUN, UPDATES
 from asyncrl.runtime import clock as clock_module
 from asyncrl.runtime.clock import Clock
 from asyncrl.runtime.monitor import Monitor, Rate, Summary, in_words
-from asyncrl.runtime.protocols import EVALUATOR, LEARNER
+from asyncrl.runtime.protocols import EVALUATOR, LEARNER, name_of
 from asyncrl.runtime.run import Run
 from asyncrl.runtime.telemetry import mean, summed_up, time_shares
 from asyncrl.storage import checkpoints
@@ -143,11 +143,11 @@ def test_exploration_is_told_in_words() -> None:
 def test_a_row_sums_up_what_happened_since_the_one_before(run: Run, monitor: Monitor, clock: list[float]) -> None:
     """Speeds from the counters, means from the workers' rows."""
     write(
-        run.spec.folder.worker_file(0),
+        run.spec.folder.records_file("worker-00"),
         row(updates=3, staleness_mean=2.0, staleness_max=4, metrics={"entropy": 1.0}, episodes=[[1.0, 9], [3.0, 9]]),
     )
     write(
-        run.spec.folder.worker_file(1),
+        run.spec.folder.records_file("worker-01"),
         row(updates=1, staleness_mean=8.0, staleness_max=9, metrics={"entropy": 3.0}, learning_rate=5e-4),
     )
     run.handles.clock.count(0, 300)
@@ -183,7 +183,7 @@ def test_what_a_lost_worker_counted_and_never_wrote_is_in_the_event_and_in_the_s
         push(run.handles.store, 1, gradient, 0)
         run.handles.clock.count(1, 100)
     push(run.handles.store, 1, gradient * math.nan, 0)
-    write(run.spec.folder.worker_file(1), row(worker=1, worker_steps=300, updates=3, staleness_mean=2.0))
+    write(run.spec.folder.records_file("worker-01"), row(worker=1, worker_steps=300, updates=3, staleness_mean=2.0))
     monitor.note_loss("restarted", 1, "was killed by SIGKILL")
     push(run.handles.store, 1, gradient, 0)  # killed before it counted the steps
     monitor.note_loss("gone", 1, "was killed by SIGKILL")
@@ -206,7 +206,7 @@ def test_what_nobody_wrote_before_the_end_is_told_there(run: Run) -> None:
     for worker in range(2):
         push(run.handles.store, worker, gradient, 0)
         run.handles.clock.count(worker, 100)
-    write(run.spec.folder.worker_file(1), row(worker=1))
+    write(run.spec.folder.records_file("worker-01"), row(worker=1))
 
     monitor.end()
 
@@ -219,7 +219,7 @@ def test_what_nobody_wrote_before_the_end_is_told_there(run: Run) -> None:
 def test_rows_that_were_written_before_training_was_announced_count(run: Run, clock: list[float]) -> None:
     """Workers begin as soon as the clock runs, which is before the monitor looks for who is ready."""
     monitor = Monitor(run)
-    write(run.spec.folder.worker_file(0), row(episodes=[[3.0, 9]], staleness_mean=2.0))
+    write(run.spec.folder.records_file("worker-00"), row(episodes=[[3.0, 9]], staleness_mean=2.0))
     monitor.begin()
     monitor.look(now=True)
 
@@ -255,7 +255,7 @@ def test_a_resumed_run_counts_its_own_steps_and_updates_only(run: Run, clock: li
     """What earlier parts did is in the totals, not in the speed."""
     run.handles.clock.count(0, 5000)
     push(run.handles.store, 0, torch.ones_like(run.handles.store.theta), 0)
-    write(run.spec.folder.worker_file(0), row(episodes=[[50.0, 1]]))
+    write(run.spec.folder.records_file("worker-00"), row(episodes=[[50.0, 1]]))
     write(run.spec.folder.evaluator_file, evaluation(7.0))
     monitor = Monitor(run)
     monitor.begin()
@@ -283,7 +283,7 @@ def test_it_writes_every_two_seconds_only(run: Run, monitor: Monitor, clock: lis
 
 def test_only_the_last_hundred_episodes_count(run: Run, monitor: Monitor, clock: list[float]) -> None:
     """A hundred with 1 after fifty with 100."""
-    write(run.spec.folder.worker_file(0), row(episodes=[[100.0, 1]] * 50), row(episodes=[[1.0, 1]] * 100))
+    write(run.spec.folder.records_file("worker-00"), row(episodes=[[100.0, 1]] * 50), row(episodes=[[1.0, 1]] * 100))
     clock[0] += 2.0
 
     assert monitor.look()
@@ -294,14 +294,14 @@ def test_only_the_last_hundred_episodes_count(run: Run, monitor: Monitor, clock:
 def test_the_last_hundred_are_those_of_all_workers(run: Run, monitor: Monitor, clock: list[float]) -> None:
     """Of short episodes each has more than a hundred in a row: one worker's with 0, and one's with 1."""
     for worker, score in enumerate((0.0, 1.0)):
-        write(run.spec.folder.worker_file(worker), row(worker=worker, episodes=[[score, 1]] * 200))
+        write(run.spec.folder.records_file(name_of(worker)), row(worker=worker, episodes=[[score, 1]] * 200))
     clock[0] += 2.0
 
     assert monitor.look()
 
     assert monitor.summary.score_mean == 0.5
 
-    write(run.spec.folder.worker_file(1), row(worker=1, episodes=[[3.0, 1]] * 100))
+    write(run.spec.folder.records_file("worker-01"), row(worker=1, episodes=[[3.0, 1]] * 100))
     monitor.end()  # what comes with the last rows counts too
     assert monitor.summary.score_mean == 3.0
 

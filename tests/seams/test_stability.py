@@ -11,6 +11,7 @@ import torch
 import asyncrl
 from asyncrl import a3c
 from asyncrl.core.errors import UsageError
+from asyncrl.runtime.protocols import name_of
 from asyncrl.runtime.telemetry import MOST_DROPPED
 from asyncrl.storage.checkpoints import load_newest
 from asyncrl.storage.records import read_records
@@ -28,7 +29,7 @@ def trained(folder: Path, **settings: Any) -> dict[str, Any]:
     run = make_run(folder, ALGORITHM, **(words | settings))
     train(run)
     status = status_of(run.spec.folder.path)
-    files = [run.spec.folder.worker_file(worker) for worker in range(run.spec.config.workers)]
+    files = [run.spec.folder.records_file(name_of(worker)) for worker in range(run.spec.config.workers)]
     rows = [row for file in files for row in read_records(file) if "updates" in row]
     assert {name: sum(row[name] for row in rows) for name in EACH} == {name: status[name] for name in EACH}
     checkpoint, _ = load_newest(run.spec.folder.checkpoints)

@@ -15,6 +15,7 @@ import pytest
 
 import asyncrl
 from asyncrl.core.errors import UsageError
+from asyncrl.runtime.protocols import name_of
 from asyncrl.storage import files
 from asyncrl.storage.files import write_json
 from asyncrl.storage.records import RecordWriter
@@ -51,7 +52,8 @@ def test_every_file_has_its_name(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     names = [
         run.config_file, run.host_file, run.status_file, run.supervisor_file, run.evaluator_file, run.checkpoints,
-        run.tensorboard, run.worker_file(0), run.worker_file(31), run.worker_file(128), run.traceback_file("worker-03"),
+        run.tensorboard, *(run.records_file(name_of(worker)) for worker in (0, 31, 128)),
+        run.traceback_file("worker-03"),
     ]  # fmt: skip
     assert [path.relative_to(tmp_path).as_posix() for path in names] == [
         "config.json", "host.json", "status.json", "supervisor.jsonl", "evaluator.jsonl", "checkpoints",
@@ -140,7 +142,12 @@ def test_what_was_written_while_a_folder_was_deleted_goes_too(tmp_path: Path) ->
     run = RunFolder.create(tmp_path, "a3c", "Chain", "first")
     saved = run.checkpoints / "step_000000000100"
     saved.mkdir()
-    for file in (run.evaluator_file, run.worker_file(1), run.tensorboard / "events", run.path / ".status.json.tmp"):
+    for file in (
+        run.evaluator_file,
+        run.records_file("worker-01"),
+        run.tensorboard / "events",
+        run.path / ".status.json.tmp",
+    ):
         file.touch()
     written = sorted(run.path.rglob("*"))
     for name in ("config.json", "host.json", "supervisor.jsonl", "run.lock"):
@@ -253,7 +260,7 @@ def test_no_file_is_written_through_a_link(tmp_path: Path, monkeypatch: pytest.M
     mine = tmp_path / "mine"
     mine.mkdir()
     links = {
-        "lock": run.path / "run.lock", "status": run.path / ".status.json.tmp", "rows": run.worker_file(0),
+        "lock": run.path / "run.lock", "status": run.path / ".status.json.tmp", "rows": run.records_file("worker-00"),
         "traceback": run.traceback_file("worker-00"), "culprit": run.culprit_file("worker-00"),
     }  # fmt: skip
     for name, link in links.items():
@@ -263,7 +270,7 @@ def test_no_file_is_written_through_a_link(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(UsageError, match="cannot write into"), run.occupied():
         pass
     write_json(run.status_file, {"state": "running"})
-    writer = RecordWriter(run.worker_file(0))
+    writer = RecordWriter(run.records_file("worker-00"))
     writer.write({"x": 1})
     writer.close()
     run.write_traceback("worker-00", "a traceback")

@@ -117,7 +117,8 @@ class Leader:
         self._exchanges = Exchanges(board, run.spec.config.collective_timeout_seconds, self._signals)
         connect(run.handles, self._exchanges, 0, run.handles.store.counts(), run.handles.store.lost)
         with contextlib.ExitStack() as stack:
-            self._writers = {rank: RecordWriter(run.spec.folder.worker_file(rank)) for rank in range(1, board.size)}
+            folder, others = run.spec.folder, range(1, board.size)
+            self._writers = {rank: RecordWriter(folder.records_file(name_of(rank))) for rank in others}
             roles = [stack.enter_context(contextlib.closing(build_worker(run, 0)))]
             if run.handles.experience is not None:
                 roles.append(stack.enter_context(contextlib.closing(build_learner(run))))

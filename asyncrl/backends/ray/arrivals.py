@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,7 +17,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from asyncrl.core.rollout import Rollout
 from asyncrl.experience import blocks
 from asyncrl.experience.batches import Batches
 from asyncrl.experience.blocks import FIRST, RolloutShape, block_of, header_of
@@ -66,26 +64,7 @@ class Delivery:
     """Sums over all but this incarnation of the host, with tallies `[K]`, if it has reported."""
 
 
-class WithoutActors:
-    """What an experience lacks if its actors are on hosts: it is for a learner alone, and saves nothing."""
-
-    def has_room(self, actor: int) -> bool:
-        """False: no actor is here."""
-        return False
-
-    def put(self, actor: int, rollout: Rollout, version: int) -> None:
-        """Not for actors, which are on hosts."""
-        raise NotImplementedError
-
-    def state(self) -> dict[str, Tensor]:
-        """Empty: nothing is saved."""
-        return {}
-
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Does nothing: `state` is empty."""
-
-
-class Arrivals(WithoutActors):
+class Arrivals:
     """Takes rollouts from hosts, and puts them where the learner takes them from: its rings, or a replay memory.
 
     For the threads that receive calls and one learner.

@@ -30,7 +30,7 @@ from asyncrl.experience.batches import Batches
 from asyncrl.runtime.clock import BUILDING, ENDED, GO_ON, LEAVE
 from asyncrl.runtime.hosts import on_one_host
 from asyncrl.runtime.link import Retired, Wire
-from asyncrl.runtime.protocols import name_of
+from asyncrl.runtime.protocols import in_records, name_of
 from asyncrl.runtime.run import Handles, Run
 from asyncrl.runtime.threads import enforce_one_thread
 from asyncrl.storage.records import RecordReader
@@ -78,13 +78,14 @@ class Host(Member):
         )
         self._journal = Journal()
         self._statistics = Statistics()
-        self._readers = {who: RecordReader(self._file(who)) for who in (*range(config.workers), *self.learners)}
+        everyone = [*range(config.workers), *self.learners]
+        self._readers = {who: RecordReader(self._spec.folder.records_file(name_of(who))) for who in everyone}
         self._handles: Handles | None = None
         self._order = GO_ON
         self._started = False
         self._outcome: Outcome | None = None
         self._threads = [
-            threading.Thread(target=self._guarded(work), daemon=True, name=name)
+            threading.Thread(target=self._guarded, args=(work,), daemon=True, name=name)
             for name, work in (("work", self._work), ("exchange", self._exchange))
         ]
         for thread in self._threads:
@@ -135,32 +136,23 @@ class Host(Member):
         names = {name_of(who): name_of(self._spec.among_all(who)) for who in self._readers}
         return re.sub(r"worker-\d+|learner-\d+|^learner\b", lambda found: names.get(found[0], found[0]), text)
 
-    def _file(self, who: int) -> Path:
-        """The records of a worker or a learner."""
-        folder = self._spec.folder
-        return folder.worker_file(who) if who >= 0 else folder.learner_file(name_of(who))
-
     def _read_rows(self) -> None:
         for who, reader in self._readers.items():
             everywhere = self._spec.among_all(who)
-            name = everywhere if who >= 0 else name_of(everywhere)
+            file, name = self._spec.folder.records_file(name_of(everywhere)).name, in_records(everywhere)
             for row in reader.new():
-                self._journal.tell("row", self._file(everywhere).name, row | {"worker": name})
+                self._journal.tell("row", file, row | {"worker": name})
 
-    def _guarded(self, work: Callable[[], None]) -> Callable[[], None]:
+    def _guarded(self, work: Callable[[], None]) -> None:
         """A thread's work; an exception ends this host."""
-
-        def guarded() -> None:
-            try:
-                work()
-            except Retired:
-                self._end(failed("another process has taken this host's place"))
-            except NotFinite as error:
-                self._end(failed(f"host {self.beginning.host}: {error}"))
-            except BaseException as error:  # of user code, SystemExit too: it would end the thread in silence
-                self._end(failed(f"host {self.beginning.host} raised {type(error).__name__}: {error}", format_exc()))
-
-        return guarded
+        try:
+            work()
+        except Retired:
+            self._end(failed("another process has taken this host's place"))
+        except NotFinite as error:
+            self._end(failed(f"host {self.beginning.host}: {error}"))
+        except BaseException as error:  # of user code, SystemExit too: it would end the thread in silence
+            self._end(failed(f"host {self.beginning.host} raised {type(error).__name__}: {error}", format_exc()))
 
     def _end(self, outcome: Outcome) -> None:
         self._outcome = self._outcome or outcome

@@ -11,11 +11,10 @@ import contextlib
 import shutil
 import threading
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from traceback import format_exc
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -30,7 +29,6 @@ from asyncrl.backends.ray.memory import RemoteReplay
 from asyncrl.backends.ray.reports import KINDS, LEFT, Journal, Seen, Statistics
 from asyncrl.core.devices import CPU, require_device
 from asyncrl.core.errors import NotFinite, UsageError
-from asyncrl.core.moments import merge
 from asyncrl.experience.batches import Batches
 from asyncrl.experience.replay import Replay
 from asyncrl.parameters.shards import Ledger
@@ -39,7 +37,7 @@ from asyncrl.runtime.clock import BUILDING, FINISH, GO_ON, LEAVE, Watch
 from asyncrl.runtime.hosts import on_one_machine
 from asyncrl.runtime.link import Answer, Call, Callee, Empty, Server, State, Wire
 from asyncrl.runtime.normalize import make_normalizer
-from asyncrl.runtime.protocols import LEARNER, Counts, name_of
+from asyncrl.runtime.protocols import LEARNER, Counts, Experience, name_of
 from asyncrl.runtime.roles import build_learner
 from asyncrl.runtime.run import Handles, Run, RunSpec
 from asyncrl.storage.rows import Passed
@@ -81,7 +79,11 @@ class LearnerHost(Server):
         self._memories = memories
 
     def fill(self, epoch: int, state: State) -> None:
-        """Take over a state, see `filling`, and begin to learn."""
+        """Take over a state, and begin to learn.
+
+        It has what was known last of theta and the ledger, the store's state besides theta, the `MOMENTS` and steps at
+        which the run began or was resumed, its seconds so far, and of how many updates in the counts theta has lost.
+        """
         tensors = {name: torch.from_numpy(np.array(array)) for name, array in state.items()}
         theta = tensors.pop("theta")
         begun = int(state["steps"][0]), float(state["seconds"][0])
@@ -98,7 +100,8 @@ class LearnerHost(Server):
         self._count(handles)
         self._watch.look()  # nobody has looked so far, but it was not suspended
         handles.clock.enter(LEARNER, BUILDING)  # the time in which it must be ready begins
-        self._handles = replace(handles, experience=self._experience)
+        # For a learner alone: its actors are on hosts, and nothing of it is saved.
+        self._handles = replace(handles, experience=cast(Experience, self._experience))
         self._thread = threading.Thread(target=self._learn, daemon=True, name=name_of(LEARNER))
         self._thread.start()
 
@@ -180,8 +183,7 @@ class LearnerHost(Server):
     def _count(self, handles: Handles) -> None:
         """Set T, and the moments of observations and returns, to what hosts have reported."""
         if self._samples:  # elsewhere each rollout comes with the moments of its actor
-            rows = zip(self._earlier, self._ledger.all().moments, strict=True)
-            handles.moments.lay_down([merge(earlier, row) for earlier, row in rows])
+            handles.moments.lay_down(self._earlier, self._ledger.all().moments)
         for worker, steps in enumerate(self._ledger.of_workers()[..., 0].ravel().tolist()):
             handles.clock.tell(worker, steps)
 
@@ -199,7 +201,7 @@ class LearnerHost(Server):
         try:
             require_device(getattr(self._spec.config, "learner_device", CPU))
             torch.set_num_threads(getattr(self._spec.config, "learner_threads", 1))
-            file = self._spec.folder.learner_file(name).name
+            file = self._spec.folder.records_file(name).name
             rows = Passed(lambda _, row: self._journal.tell("row", file, dict(row)))
             role = build_learner(run, make_writer=lambda _: rows)
             with contextlib.closing(role):
@@ -214,26 +216,3 @@ class LearnerHost(Server):
             self._outcome = failed(f"{name}: {error}")
         except BaseException as error:  # of user code, SystemExit too
             self._outcome = failed(f"{name} raised {type(error).__name__}: {error}", format_exc())
-
-
-def filling(
-    known: State,
-    store: Mapping[str, Any],
-    moments: Sequence[NDArray[np.float64]],
-    steps: int,
-    seconds: float,
-    counts: Counts,
-    lost: int,
-) -> State:
-    """What an empty learner is filled with.
-
-    `known` is what was known last of theta and the ledger, `store` the store's state besides theta. `moments` and
-    `steps` are those at which the run began or was resumed, `seconds` is what it has taken so far. `lost` of the
-    updates in `counts` are in theta no more.
-    """
-    numbers = {
-        "steps": np.array([steps]), "seconds": np.array([seconds]), "counts": np.array(counts, np.int64),
-        "lost": np.array([lost]),
-    }  # fmt: skip
-    rest = {name: tensor.numpy() for name, tensor in store.items()}
-    return {**known, **rest, **dict(zip(MOMENTS, moments, strict=True)), **numbers}

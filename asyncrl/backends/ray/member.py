@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from asyncrl.algorithm import MEMORY
 from asyncrl.backends.handles import clock_of, experience_of, rollout_shape, shared
-from asyncrl.core.moments import merge
 from asyncrl.experience.batches import Batches
 from asyncrl.parameters.mirror import Mirror
 from asyncrl.parameters.shards import Report
@@ -90,8 +89,7 @@ class Member:
         if self.learns and isinstance(store, SharedStore):
             store.hear_of(beginning.updates + int(others.tallies[1]))
         clock.rebase(max(clock.base_steps, beginning.steps + int(others.tallies[0])))
-        rows = zip(beginning.moments, others.moments, strict=True)
-        self.handles.moments.lay_down([merge(earlier, row) for earlier, row in rows])
+        self.handles.moments.lay_down(beginning.moments, others.moments)
 
     def at(self, row: dict[str, Any]) -> dict[str, Any]:
         """A row with T and the time as this host knows them."""

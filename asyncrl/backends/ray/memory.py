@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncrl.backends.handles import rollout_shape
-from asyncrl.backends.ray.arrivals import Arrivals, Rollouts, WithoutActors
+from asyncrl.backends.ray.arrivals import Arrivals, Rollouts
 from asyncrl.backends.ray.member import LAST_SECONDS
 from asyncrl.backends.replay_plans import memory_plan_of_host
 from asyncrl.core.rollout import Transitions
@@ -99,15 +99,16 @@ class ReplayHost(Server):
         # Each memory of each part of the run has random numbers of its own.
         plan = memory_plan_of_host(spec, self._number, (spec.part, self._number, epoch))
         self._clock = Clock(plan.actors, 0)
-        memory, hosts = Replay(plan, self._clock, lambda: None), plan.actors // workers
+        self._replay, hosts = Replay(plan, self._clock, lambda: None), plan.actors // workers
         self._learner.epoch = epoch
         shape = rollout_shape(on_one_machine(spec, workers))
-        self._arrivals = Arrivals(memory, shape, hosts, workers, Callee(hosts, epoch))
+        self._arrivals = Arrivals(self._replay, shape, hosts, workers, Callee(hosts, epoch))
 
     def state(self) -> State:
         """How many steps are stored. Raises Empty."""
-        memory = self._memory(self._filled())
-        return {"stored": np.array([np.minimum(memory.steps.put, memory.steps.capacity).sum()])}
+        self._filled()
+        steps = self._replay.steps
+        return {"stored": np.array([np.minimum(steps.put, steps.capacity).sum()])}
 
     def exchange(self, call: Call[Rollouts] | Call[Draw]) -> Answer:
         """Take rollouts from a host, or give the learner a minibatch. Raises Empty.
@@ -124,7 +125,7 @@ class ReplayHost(Server):
 
     def _draw(self, arrivals: Arrivals, draw: Draw) -> Drew | None:
         """A new minibatch if one is due."""
-        feedback, memory = draw.feedback, self._memory(arrivals)
+        feedback, memory = draw.feedback, self._replay
         if feedback is not None and feedback.epoch == self._learner.epoch:
             memory.feedback(tensor_of(feedback.keys), tensor_of(feedback.errors))
         self._clock.rebase(draw.steps)
@@ -143,10 +144,6 @@ class ReplayHost(Server):
             raise Empty
         return self._arrivals
 
-    def _memory(self, arrivals: Arrivals) -> Replay:
-        assert isinstance(arrivals.experience, Replay)
-        return arrivals.experience
-
 
 @dataclass(eq=False)
 class Lane:
@@ -163,7 +160,7 @@ class Lane:
     """When the last call was made to which the memory answered that nothing is due."""
 
 
-class RemoteReplay(WithoutActors):
+class RemoteReplay:
     """All parts as the experience of one learner, for its thread; `drained` may be called by another."""
 
     def __init__(self, wire: Wire, memories: int, learner: int, clock: Clock, normalizer: Normalizer | None) -> None:

@@ -17,12 +17,11 @@ import torch
 from numpy.typing import NDArray
 
 from asyncrl.backends.ray.actors import CALL_SECONDS, Place, RayWire, placed
-from asyncrl.backends.ray.learner import LearnerHost, filling
+from asyncrl.backends.ray.learner import MOMENTS, LearnerHost
 from asyncrl.backends.ray.memory import ReplayHost
 from asyncrl.backends.ray.reports import KINDS, LEFT, Seen, Tell
 from asyncrl.backends.supervisor import TROUBLES, tolerated
 from asyncrl.core.devices import CPU
-from asyncrl.core.moments import merge
 from asyncrl.parameters.mirror import Mirror
 from asyncrl.parameters.shards import Account, Ledger, Shard, beginning, slices
 from asyncrl.runtime.clock import BUILDING, RUNNING, Watch
@@ -197,8 +196,7 @@ class Servers:
         tallies = np.concatenate([workers.reshape(-1, KINDS), learners.reshape(-1, KINDS)])
         theta = torch.from_numpy(np.concatenate([cast(NDArray[np.float32], known["theta"]) for known in states]))
         self._store.show(theta, self._updates(tallies[:, 1:]), self._balance())
-        rows = zip(self.moments, ledger.all().moments, strict=True)
-        self._handles.moments.lay_down([merge(earlier, row) for earlier, row in rows])
+        self._handles.moments.lay_down(self.moments, ledger.all().moments)
         for worker, steps in enumerate(workers[..., 0].ravel().tolist()):
             self._clock.tell(worker, steps)
 
@@ -335,11 +333,19 @@ class Learner(ServerPlace, Servers):
 
     def filling(self) -> State:
         """The newest copy, and what else it begins with."""
-        known, store, lost = self._counts(), self._store.state(), self._balance()[1]
+        known, lost = self._counts(), self._balance()[1]
         # Counts stay, also those of lost updates: hosts have rollouts that were made with them.
         counts = known._replace(updates=max(known.updates, self._version()))
         lost += counts.updates - known.updates
-        return filling(self.known, store, self.moments, self.steps, self._clock.seconds, counts, lost)
+        return {
+            **self.known,
+            **{name: tensor.numpy() for name, tensor in self._store.state().items()},
+            **dict(zip(MOMENTS, self.moments, strict=True)),
+            "steps": np.array([self.steps]),
+            "seconds": np.array([self._clock.seconds]),
+            "counts": np.array(counts, np.int64),
+            "lost": np.array([lost]),
+        }
 
     def ask(self) -> Any:
         """Ask for its news and its state, and pass on the orders."""
