@@ -78,9 +78,8 @@ def initialise(network: nn.Module, how: str, head_gains: Mapping[nn.Module, floa
     (Saxe et al. 2014). "torch7": U(+-1/sqrt(fan_in)) for weights and biases, which the paper's author calls the default
     Torch initialisation.
     """
-    own = {
-        layer for body in network.modules() if getattr(body, "initialises_itself", False) for layer in body.modules()
-    }
+    bodies = [part for part in network.modules() if isinstance(part, Body) and part.initialises_itself]
+    own = {layer for body in bodies for layer in body.modules()}
     for layer in network.modules():
         if layer in own or not isinstance(layer, nn.Linear | nn.Conv2d):
             continue
