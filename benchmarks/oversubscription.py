@@ -28,7 +28,7 @@ import psutil
 from soak import workers_of
 
 from asyncrl.storage.records import read_records
-from asyncrl.studies.measure import add_up
+from asyncrl.storage.rows import add_up
 
 WARM_UP = 5.0
 """Seconds that do not count."""

@@ -30,7 +30,7 @@ from typing import Any
 import psutil
 
 from asyncrl.storage.records import read_records
-from asyncrl.studies.measure import add_up
+from asyncrl.storage.rows import add_up
 
 SHARES = ("acting", "learning", "waiting", "communicating")
 ACTING, LEARNING = ("environment", "act", "collect", "pull"), ("loss", "push", "take", "put")

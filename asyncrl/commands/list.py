@@ -15,7 +15,8 @@ from asyncrl.core.spaces import Spaces
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.runtime.plan import Plan
 
-WIDTHS = (16, 12, 36)
+ROW, WIDTH = "{:16}{:12}{:36}{}", 16
+"""A line of the list, and the width of its first column."""
 HEADER = ("name", "experience", "backends that run it here", "algorithm")
 
 
@@ -28,11 +29,11 @@ def main(words: Sequence[str]) -> int:
             return 0
         if words:
             raise UsageError(f"unexpected word {words[0]!r}")
-        print_line(fitted(row(*HEADER), WIDTHS[0]))
+        print_line(fitted(ROW.format(*HEADER), WIDTH))
         for name, text in ALGORITHMS.items():
             method = algorithm_of(module_of(name))
-            line = row(name, method.experience, ", ".join(backends_of(name, method)), text)
-            print_line(fitted(line, WIDTHS[0]))
+            line = ROW.format(name, method.experience, ", ".join(backends_of(name, method)), text)
+            print_line(fitted(line, WIDTH))
         return 0
 
     return run_command("asyncrl list", show)
@@ -49,8 +50,3 @@ def backends_of(name: str, method: type[Algorithm]) -> list[str]:
             continue
         found.append(backend)
     return found
-
-
-def row(*cells: str) -> str:
-    """The cells in columns, the last as wide as it is."""
-    return "".join(cell.ljust(width) for cell, width in zip(cells, WIDTHS, strict=False)) + cells[-1]

@@ -11,6 +11,7 @@ import os
 import shutil
 import statistics
 import time
+import timeit
 from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -102,7 +103,7 @@ class Probe:
         """Durations of calls that carry nothing."""
         import ray
 
-        return [_timed(lambda: ray.get(shard.who.remote())) for _ in range(REPEATS + 1)][1:]
+        return timeit.repeat(lambda: ray.get(shard.who.remote()), repeat=REPEATS + 1, number=1)[1:]
 
     def time_exchanges(self, shard: Any, host: int, parameters: int) -> list[float]:
         """Durations of exchanges by host number `host`."""
@@ -121,13 +122,7 @@ class Probe:
                 for _, answer, _ in answers:
                     exchanger.accept(answer)
 
-        return [_timed(exchange) for _ in range(REPEATS + 1)][1:]
-
-
-def _timed(act: Any) -> float:
-    began = time.perf_counter()
-    act()
-    return time.perf_counter() - began
+        return timeit.repeat(exchange, repeat=REPEATS + 1, number=1)[1:]
 
 
 def on_all_interfaces() -> set[int]:

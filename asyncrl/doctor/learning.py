@@ -289,7 +289,8 @@ def _take_own_turns(taken: Tensor, run: Run, who: int) -> dict[str, Any]:
             recorder.turn(number)
             taken.fill_(number + 1)
     recorder.close()
-    return {"events": recorder.events, "threads": threads()}
+    threads = {"torch": torch.get_num_threads(), "torch interop": torch.get_num_interop_threads()}
+    return {"events": recorder.events, "threads": threads | {"cv2": cv2.getNumThreads()}}
 
 
 def _answer(question: Question, run: Run, who: int) -> None:
@@ -387,15 +388,6 @@ def conclude(check: str, differences: Sequence[float]) -> Finding:
     figure = f"{good} of {len(differences)} {compared}"
     figure += f", largest difference {worst:.1e}" if 0 < worst < WRONG else ""
     return judge(check, 0 < good == len(differences), figure, remedy)
-
-
-def threads() -> dict[str, int]:
-    """How many threads each library of this process computes with."""
-    return {
-        "torch": torch.get_num_threads(),
-        "torch interop": torch.get_num_interop_threads(),
-        "cv2": cv2.getNumThreads(),
-    }
 
 
 def check_threads(counts: Sequence[dict[str, int]]) -> Finding:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from asyncrl.plots.curves import RunData
 from asyncrl.plots.templates import Markup, Parts
 from asyncrl.storage.files import read_facts
 from asyncrl.storage.records import read_records
-from asyncrl.storage.rows import made_last
+from asyncrl.storage.rows import add_up, made_last
 from asyncrl.storage.run_folder import read_status
 
 COLOURS = ("#2b7de0", "#e8770c", "#169b62", "#c13b8c", "#7c5cd6", "#a8870a", "#0a93a6", "#d5484f")
@@ -157,10 +156,7 @@ def ages(runs: Sequence[ReportData]) -> Charts:
     """How old gradients, rollouts or samples were."""
 
     def counts(rows: Iterable[Mapping[str, Any]], key: str) -> dict[int, int]:
-        total: Counter[int] = Counter()
-        for row in rows:
-            total.update({int(age): count for age, count in row.get(key, {}).items()})
-        return dict(total)
+        return {int(age): count for age, count in add_up(row.get(key, {}) for row in rows).items()}
 
     gradient = [(run.colour, counts(run.worker_rows, "staleness_counts")) for run in runs]
     rollout = [(run.colour, counts(run.learner_rows, "rollout_age_counts")) for run in runs]
@@ -219,10 +215,8 @@ def times(run: ReportData) -> dict[str, list[tuple[str, str, float]]]:
         rows["workers" if "worker_steps" in row else learners].append(row)
     found = {}
     for who, own in rows.items():
-        sums: Counter[str] = Counter()
-        for row in own:
-            sums.update(row.get("time", {}))
-        total = sum(sums.values())
+        sums = add_up(row.get("time", {}) for row in own)
+        total = sums.total()
         if total > 0:
             phases = sums.most_common()
             found[who] = [(name, PHASES.get(name, OTHER_PHASE), 100 * seconds / total) for name, seconds in phases]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,14 @@ def made_last(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         if steps is not None:
             least = most = steps
     return kept[::-1]
+
+
+def add_up(counts: Iterable[Mapping[Any, Any]]) -> Counter[Any]:
+    """The sum of histograms."""
+    total: Counter[Any] = Counter()
+    for each in counts:
+        total.update(each)
+    return total
 
 
 def evaluations_in(file: Path) -> tuple[list[dict[str, Any]], float | None]:

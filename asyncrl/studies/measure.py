@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 from asyncrl.core.statistics import Sample
 from asyncrl.storage.files import read_facts
 from asyncrl.storage.records import read_records
-from asyncrl.storage.rows import evaluations_in, made_last
+from asyncrl.storage.rows import add_up, evaluations_in, made_last
 from asyncrl.storage.run_folder import read_status
 from asyncrl.studies.study import Cell, Reference, Study
 
@@ -174,14 +173,6 @@ class Group:
         ends = [run.reach if run.reference else run for run in self.runs]
         values = tuple(of(end or run) for end, run in zip(ends, self.runs, strict=True))
         return Sample(values, tuple(end is not None for end in ends))
-
-
-def add_up(counts: Iterable[Mapping[Any, Any]]) -> Counter[Any]:
-    """The sum of histograms."""
-    total: Counter[Any] = Counter()
-    for each in counts:
-        total.update(each)
-    return total
 
 
 def _machine(facts: Mapping[str, Any]) -> str:

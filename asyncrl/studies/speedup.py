@@ -22,7 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.core.statistics import Estimate, Sample, mean, ratio, unity
-from asyncrl.studies.measure import Group, Measurement, add_up
+from asyncrl.storage.rows import add_up
+from asyncrl.studies.measure import Group, Measurement
 from asyncrl.studies.study import CLOCKED, Reference, Series
 
 KINDS = {
@@ -79,7 +80,7 @@ class Point(Group):
     def staleness(self) -> float:
         """Mean staleness of updates."""
         lags = add_up(run.staleness for run in self.runs)
-        return float(sum(lag * count for lag, count in lags.items())) / max(1, sum(lags.values()))
+        return float(sum(lag * count for lag, count in lags.items())) / max(1, lags.total())
 
     def phase(self, name: str) -> float:
         """Seconds that a worker spent in a phase for each of its steps, mean over runs."""

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 from asyncrl.core.statistics import LEAST, Estimate
 from asyncrl.plots.figures import BLACK, WIDTH, Bars, Line, Panel, colours_of, draw, method_name, shades
+from asyncrl.storage.rows import add_up
 from asyncrl.studies.documents import (
     Block,
     heading,
@@ -25,7 +26,7 @@ from asyncrl.studies.documents import (
     write_pages,
     write_runs,
 )
-from asyncrl.studies.measure import Measurement, add_up, measure_all
+from asyncrl.studies.measure import Measurement, measure_all
 from asyncrl.studies.speedup import KINDS, MEAN, Law, Point, fit_law, make_points, table_row
 from asyncrl.studies.study import CLOCKED, Series, Study
 

@@ -162,8 +162,7 @@ class Servers:
         self._spec, self._handles, self._tell = spec, handles, tell
         self._store: Mirror = handles.store
         self._clock = handles.clock
-        state = handles.moments.state()
-        self.moments = (state["observation_moments"].numpy(), state["return_moments"].numpy())
+        self.moments = tuple(rows.numpy() for rows in handles.moments.state().values())
         """Moments from before a resume."""
         self.steps = handles.clock.steps
         """T at which the run was begun or resumed."""
