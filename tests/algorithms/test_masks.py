@@ -225,7 +225,7 @@ class Watching(Gorila):
         for observations in (part.observations, part.following):
             assert observations[:, -4:].sum(1).tolist() == [2.0] * len(observations)
             assert set(observations[:, -4:].unique().tolist()) == {0.0, 1.0}
-            assert len(observations[:, :5].unique()) > 2
+            assert observations[:, :5].min() < 0  # raw rooms are 0 and 1
         assert part.observations[:, -4:].gather(1, part.actions[:, None]).tolist() == [[1.0]] * len(part.actions)
         rooms, next_rooms = part.observations[:, :5].argmax(1), part.following[:, :5].argmax(1)
         assert torch.where(part.last.any(0), 0, rooms + 2).tolist() == next_rooms.tolist()
