@@ -204,11 +204,10 @@ def open_folder(algorithm: str, config: RunConfig) -> RunFolder:
     create = partial(RunFolder.create, *place)
     if config.run_name:
         # A run that was killed before its first checkpoint starts afresh in the same folder.
-        again = RunFolder(run_path(*place, config.run_name))
         if config.resume == AUTO:
             from asyncrl.api.resume import refuse_links
 
-            refuse_links(again)
+            refuse_links(RunFolder(run_path(*place, config.run_name)))
         try:
             return create(config.run_name, again=config.resume == AUTO)
         except RunExists:

@@ -155,7 +155,7 @@ class ConvolutionalBody(Body):
         """
         row = None if self.tape is None or torch.is_grad_enabled() else self.tape.row_for(observations)
         if row is None:
-            return super().step(observations)  # also of a class that has its own `forward`
+            return super().step(observations) if self._has_own_forward else self._compute(observations)
         hidden, scale = row[0].copy_(observations), self.scale
         for (weight, bias, stride, padding), out in zip(self._convolutions, row[1:], strict=False):
             hidden = F.conv2d(hidden, weight if scale == 1.0 else weight * scale, bias, stride, padding)
@@ -171,8 +171,8 @@ class ConvolutionalBody(Body):
 
         Returns what forgets them, to be called with every new theta'. None where a tape would not pay.
         """
-        own_forward = type(self).forward is not ConvolutionalBody.forward
-        if own_forward or environments < TAPED_ENVIRONMENTS or self._multiplications() < TAPED_MULTIPLICATIONS:
+        work = 0 if self._has_own_forward else self._multiplications()
+        if environments < TAPED_ENVIRONMENTS or work < TAPED_MULTIPLICATIONS:
             return None
         dtype = self._convolutions[0][0].dtype
         activations = [torch.empty(steps * environments, *shape, dtype=dtype) for shape in self.shapes]
@@ -203,6 +203,11 @@ class ConvolutionalBody(Body):
             )  # fmt: skip
             backwards += [of_bias, of_weight * self.scale if first and self.scale != 1.0 else of_weight]
         return backwards[::-1]
+
+    @property
+    def _has_own_forward(self) -> bool:
+        """Whether this is a class that computes something else."""
+        return type(self).forward is not ConvolutionalBody.forward
 
     def _multiplications(self) -> int:
         """Of a forward pass, per observation."""
